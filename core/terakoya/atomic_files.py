@@ -71,11 +71,8 @@ class HashedFile:
 @contextmanager
 def write_atomically(file: Path, *, draft_folder: Path | None = None) -> Iterator[HashedFile]:
     """Writes `file` completely or not at all. The data is written under another name, which contains host and process,
-    in `draft_folder` (by default the folder of `file`), flushed to disk, then renamed.
-
-    Raises:
-        OSError: the file cannot be written; it names the file, and what was there before is still there.
-    """
+    in `draft_folder` (by default the folder of `file`), flushed to disk, then renamed. Raises OSError if the file
+    cannot be written; it names the file, and what was there before is still there."""
     draft = (draft_folder or file.parent) / _draft_name(file)
     try:
         with _naming(file):
@@ -140,11 +137,8 @@ def scratch_folder(near: Path) -> Iterator[Path]:
 
 def commit_folder(draft: Path, final: Path, *, flushed: Collection[Path] = ()) -> None:
     """Renames the folder `draft` to `final`, which may be an empty folder, with all that is in it flushed to disk
-    before and its name after. Files at its top are flushed last, those that are `flushed` already not again.
-
-    Raises:
-        OSError: something could not be written, flushed or renamed; there is no `final` then.
-    """
+    before and its name after. Files at its top are flushed last, those that are `flushed` already not again. Raises
+    OSError if something could not be written, flushed or renamed; there is no `final` then."""
     for folder, _, names in os.walk(draft, topdown=False):
         for path in (*(Path(folder, name) for name in names), Path(folder)):
             if not path.is_symlink() and path not in flushed:

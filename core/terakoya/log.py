@@ -189,10 +189,7 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Shows `text` in place of what was there; "" removes it. The text must be shorter than the terminal is wide.
-
-        Raises:
-            OSError: the terminal was closed.
-        """
+        Raises OSError if the terminal was closed."""
         with self._lock:
             if text or self._text:
                 self._text = text

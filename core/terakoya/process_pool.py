@@ -135,11 +135,8 @@ def workers(
 ) -> Iterator[Submit]:
     """Starts `processes` worker processes, each of which first calls `start(*arguments)`. Yields a function that
     submits a call to one of them and returns its Future. The workers end when the block ends with an error, and when
-    this process dies.
-
-    Raises:
-        UserError: a worker died. The message names the `task` and ends with the sentence `remedy`.
-    """
+    this process dies. Raises UserError if a worker died. The message names the `task` and ends with the sentence
+    `remedy`."""
     context = _context()
     warm_up([start.__module__])
     worker_end, parent_end = context.Pipe(duplex=False)

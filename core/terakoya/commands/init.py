@@ -173,11 +173,8 @@ def _asks() -> bool:
 
 def _ask(question: str, default: str | None, read: Callable[[str], T], asks: bool, *, missing: str = "") -> T:
     """Returns what `read` makes of the answer. Asks again, and says why, where `read` raises UserError. If nobody is
-    asked, the answer is `default`.
-
-    Raises:
-        UserError: nobody is asked, and there is no default (`missing`) or one that `read` refuses.
-    """
+    asked, the answer is `default`. Raises UserError if nobody is asked, and there is no default (`missing`) or one that
+    `read` refuses."""
     if not asks:
         if default is None:
             raise UserError(missing)

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 def run(pipeline: Pipeline, *, redo: bool = False, trains: bool = True) -> list[StageResult]:
     """Runs every stage of `pipeline` that is not done yet, without `trains` those before the training, and prints the
-    result of each.
-
-    Raises:
-        UserError: see `terakoya.pipeline.run.run_pipeline`.
-    """
+    result of each. Raises UserError as `terakoya.pipeline.run.run_pipeline` does."""
     from terakoya.pipeline.run import run_pipeline
 
     results = []

@@ -32,11 +32,8 @@ class Exporter(Component):
 
     def compare(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> Sequence[str]:
         """Runs what `export` has written into `out` in the program that it is for. Returns what was compared with
-        `models` and `tokenizer_folder`, a sentence each; nothing where Transformers is that program.
-
-        Raises:
-            UserError: the program computes something else; `out` is then removed.
-        """
+        `models` and `tokenizer_folder`, a sentence each; nothing where Transformers is that program. Raises UserError
+        if the program computes something else; `out` is then removed."""
         return ()
 
 

@@ -129,11 +129,7 @@ class Launcher(Component):
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
         """Returns the files and commands that start `job` when the files are in `folder`, an absolute path. Starts and
-        writes nothing.
-
-        Raises:
-            UserError: the job does not fit the settings.
-        """
+        writes nothing. Raises UserError if the job does not fit the settings."""
         raise NotImplementedError
 
     def check(self, job: Job, folder: Path) -> None:
@@ -156,11 +152,7 @@ class Launcher(Component):
     @classmethod
     def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
         """Returns the job called `name` at its destination; `folder` has the files of its plan, and is None where the
-        user named only the job.
-
-        Raises:
-            UserError: the jobs of this launcher end with the command that starts them.
-        """
+        user named only the job. Raises UserError if the jobs of this launcher end with the command that starts them."""
         raise UserError(
             f"launch {cls.__name__.lower()}: its runs belong to the terminal that starts them: Ctrl-C stops one, and "
             "`terakoya status RUN` shows its state"

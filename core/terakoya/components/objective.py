@@ -133,11 +133,8 @@ class Objective(Component):
     def load_models(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
         """Sets the weights of `module` so that it exports `models`, which have the names and shapes of
         `exports(module)`. A run that starts from finished models calls this. Override it where `exports` computes
-        weights; it may change `models`.
-
-        Raises:
-            UserError: `models` are inconsistent with each other. `module` is then unchanged.
-        """
+        weights; it may change `models`. Raises UserError if `models` are inconsistent with each other; `module` is then
+        unchanged."""
         from terakoya.components.copy_weights import copy_weights
 
         copy_weights(module, self.exports(module), models)

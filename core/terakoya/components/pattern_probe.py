@@ -35,11 +35,8 @@ for pattern in json.load(sys.stdin):
 
 
 def check(folder: Path) -> None:
-    """Tries the patterns of `folder`'s tokenizer.json; without patterns no process is started.
-
-    Raises:
-        UserError: a pattern needs more than `LIMIT_SECONDS`, or stops tokenizers.
-    """
+    """Tries the patterns of `folder`'s tokenizer.json; without patterns no process is started. Raises UserError if a
+    pattern needs more than `LIMIT_SECONDS`, or stops tokenizers."""
     file = folder / "tokenizer.json"
     try:
         content = json.loads(file.read_bytes())

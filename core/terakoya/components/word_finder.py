@@ -18,11 +18,8 @@ class WordFinder(Component):
     """Finds the words of a text. `terakoya prepare --words NAME` marks the tokens at which they start."""
 
     def build(self) -> FindWords:
-        """Returns a new function that finds words. It belongs to one process.
-
-        Raises:
-            UserError: a library or a dictionary is missing.
-        """
+        """Returns a new function that finds words. It belongs to one process. Raises UserError if a library or a
+        dictionary is missing."""
         raise NotImplementedError
 
     def fingerprint(self) -> Mapping[str, str]:

@@ -39,11 +39,8 @@ def check_table(table: Mapping[str, int]) -> None:
 
 def for_nodes(raw: Mapping[str, Any], nodes: int | None, *, source: str) -> dict[str, Any]:
     """Returns the parameters `raw` with an entry for each of `nodes` nodes in place of each table in the short form,
-    also of those in its lists. Errors name `source` as the file of `raw`.
-
-    Raises:
-        UserError: a table is in the short form, and `nodes` is None.
-    """
+    also of those in its lists. Errors name `source` as the file of `raw`. Raises UserError if a table is in the short
+    form and `nodes` is None."""
     result, table = dict(raw), raw.get("batch_size")
     if isinstance(table, Mapping) and set(table) == {EACH_NODE}:
         result["batch_size"] = _one_entry_a_node(table, nodes, source)

@@ -111,11 +111,8 @@ def find_offload_problems(name: str, zero_stage: int | None, where: str) -> Iter
 
 
 def merge_configs(config: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """`ours`, the configuration that follows from the parameters, with the keys that `config` adds.
-
-    Raises:
-        UserError: batch sizes differ from those of the parameters and processes.
-    """
+    """`ours`, the configuration that follows from the parameters, with the keys that `config` adds. Raises UserError if
+    batch sizes differ from those of the parameters and processes."""
     for key in sorted(BATCH & config.keys()):
         if config[key] not in (AUTO, ours[key]):
             raise UserError(

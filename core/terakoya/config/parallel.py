@@ -73,11 +73,8 @@ class Parallel(Settings):
         return self.sp_size * self.cp_size
 
     def shard_size(self, replicas: int) -> int:
-        """Number of replicas that share the weights under `engine` fsdp, of `replicas` in all.
-
-        Raises:
-            UserError: `dp_shard_size` does not divide them.
-        """
+        """Number of replicas that share the weights under `engine` fsdp, of `replicas` in all. Raises UserError unless
+        `dp_shard_size` divides them."""
         size = self.dp_shard_size or replicas
         if replicas % size and replicas > 1:  # one alone has nothing to share
             divisors = [str(each) for each in range(2, replicas + 1) if replicas % each == 0]

@@ -123,11 +123,8 @@ def _length_problems(parameters: ParameterFields) -> Iterator[str]:
 
 
 def changed_component(component: C, changes: Mapping[str, Any], where: str) -> C:
-    """Returns `component` with the settings of a phase.
-
-    Raises:
-        UserError: a setting that a phase cannot change, or a wrong value; `where` is the key of the phase.
-    """
+    """Returns `component` with the settings of a phase. Raises UserError for a setting that a phase cannot change, and
+    for a wrong value; `where` is the key of the phase."""
     allowed = sorted(type(component).phase_settings)
     for key in changes:
         if key not in type(component).model_fields:
@@ -143,11 +140,8 @@ def changed_component(component: C, changes: Mapping[str, Any], where: str) -> C
 
 
 def changes_of(phase: Phase, parameters: ParameterFields, number: int) -> dict[str, Any]:
-    """Returns the keys of `parameters` with other values in the phase with this number, counted from 0.
-
-    Raises:
-        UserError: see `changed_component`.
-    """
+    """Returns the keys of `parameters` with other values in the phase with this number, counted from 0. Raises
+    UserError as `changed_component` does."""
     where = f"phases.{number}"
     changes: dict[str, Any] = {}
     if phase.data is not None:

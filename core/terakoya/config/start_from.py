@@ -96,10 +96,7 @@ KEYS = frozenset(StartFrom.model_fields)
 
 def model_folder(folder: Path, key: str) -> Path:
     """`folder`, if it holds a model; for a name on the Hugging Face Hub, its folder in the Hub's cache on this machine.
-
-    Raises:
-        UserError: it is not a model folder. The message begins with `key` and says what to do.
-    """
+    Raises UserError if it is not a model folder. The message begins with `key` and says what to do."""
     if (folder / "config.json").is_file():
         if problem := foreign_model_problem(folder):
             raise UserError(f"{key}: {problem}")

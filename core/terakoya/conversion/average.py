@@ -257,11 +257,8 @@ def _write_file(first: Path, out: Path, readers: Sequence[_Weights], shares: Seq
 
 
 def _mean(name: str, readers: Sequence[_Weights], shares: Sequence[float]) -> Tensor:
-    """Returns the weighted mean of the tensors `name`, added up in float64, in the first one's shape and dtype.
-
-    Raises:
-        UserError: numbers that are no weights differ, or the mean is not finite.
-    """
+    """Returns the weighted mean of the tensors `name`, added up in float64, in the first one's shape and dtype. Raises
+    UserError if numbers that are no weights differ, or the mean is not finite."""
     first = readers[0](name)
     if not first.is_floating_point():
         for reader in readers[1:]:

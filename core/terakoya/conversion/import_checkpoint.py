@@ -98,10 +98,7 @@ def _tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def _inspect(folder: Path, format: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[str, int, int]:
     """Returns the class of the model in `folder`, which an importer wrote, its parameters, and its embedding rows.
-
-    Raises:
-        UserError: the tokenizer needs more embedding rows than the model has.
-    """
+    Raises UserError if the tokenizer needs more embedding rows than the model has."""
     from safetensors import safe_open
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

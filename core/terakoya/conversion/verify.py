@@ -57,11 +57,8 @@ class Findings:
 
 def verify(folder: Path) -> Findings:
     """Reads all of `folder`: a run, one of its checkpoints, a token store or a model folder. Changes nothing. Of a run
-    or a store in another place, it compares the hashes of all files.
-
-    Raises:
-        UserError: `folder` is none of these, or a file cannot be read now.
-    """
+    or a store in another place, it compares the hashes of all files. Raises UserError if `folder` is none of these, or
+    a file cannot be read now."""
     findings = Findings()
     if not (place := place_of(folder)).is_local:
         for name, description, problems in place.verify():

@@ -70,10 +70,7 @@ def read_block(block: Block, *, field: str, max_document_bytes: int) -> Iterator
 
 def first_rows(file: Source, count: int) -> list[dict[str, str]]:
     """Returns the texts of the first rows of `file`, at most `count` of them, by their columns: those of strings.
-
-    Raises:
-        UserError: the file is broken.
-    """
+    Raises UserError if the file is broken."""
     with whole_parquet(file) as parquet:
         pa = import_pyarrow(file)
         names = [each.name for each in parquet.schema_arrow if _is_text(each.type, pa)]

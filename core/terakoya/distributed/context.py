@@ -120,11 +120,8 @@ class DistributedContext:
         _raise_failures(action, found, self.topology.processes, error)
 
     def run_on_main(self, action: str, work: Callable[[], T]) -> T | None:
-        """Runs `work` on rank 0 and returns its result there; collective.
-
-        Raises:
-            UserError: on all ranks, if `work` raised an OSError or UserError.
-        """
+        """Runs `work` on rank 0 and returns its result there; collective. Raises UserError on all ranks if `work`
+        raised an OSError or UserError."""
         result: T | None = None
         error: Exception | None = None
         if self.is_main:
@@ -136,11 +133,8 @@ class DistributedContext:
         return result
 
     def decide_on_main(self, work: Callable[[], T]) -> T:
-        """Returns on every rank what `work` returns on rank 0, where alone it runs; collective.
-
-        Raises:
-            UserError: on every rank, the one that `work` raised.
-        """
+        """Returns on every rank what `work` returns on rank 0, where alone it runs; collective. Raises on every rank
+        the UserError that `work` raised."""
         result: T | None = None
         refused: UserError | None = None
         if self.is_main:

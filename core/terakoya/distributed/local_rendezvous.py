@@ -28,10 +28,7 @@ _stores: list[dist.TCPStore] = []
 def local_rendezvous(launch: LaunchInfo) -> Iterator[None]:
     """While the context is open, processes that meet at a loopback address do so at a store that only this machine
     reaches; rank 0 holds it. For other addresses torch's own store is used, and where torchrun holds it, that one.
-
-    Raises:
-        UserError: the port is in use.
-    """
+    Raises UserError if the port is in use."""
     address = os.environ.get("MASTER_ADDR", "")
     if launch.rank or launch.world_size == 1 or os.environ.get(AGENT_STORE_VARIABLE) == "True" or not _is_v4(address):
         try:

@@ -155,11 +155,8 @@ class RankBatch:
 
 
 def node_rows(batch_size: Mapping[str, int], topology: Topology, *, redistribute: bool = False) -> list[int]:
-    """Returns the rows of each node, in the order of node ranks.
-
-    Raises:
-        UserError: the table does not fit the processes that came up; the message gives a table that would.
-    """
+    """Returns the rows of each node, in the order of node ranks. Raises UserError if the table does not fit the
+    processes that came up; the message gives a table that would."""
     rows = batch_table.assign_rows(batch_size, topology.hosts(), there=topology.describe(), redistribute=redistribute)
     return list(rows.values())
 

@@ -37,11 +37,8 @@ class PhaseEstimate:
 
 
 def estimate_phases(parameters: Parameters, *, vocab_size: int | None, **options: Any) -> list[PhaseEstimate]:
-    """Returns an estimate for each phase of `parameters`; `options` are those of `estimate`.
-
-    Raises:
-        UserError: as `estimate`, and where no step is left for a phase.
-    """
+    """Returns an estimate for each phase of `parameters`; `options` are those of `estimate`. Raises UserError as
+    `estimate` does, and where no step is left for a phase."""
     of_phases, layout = parameters.of_phases, parameters.objective.row_layout()
     tokens = [row_statistics(each.data, layout, vocab_size).tokens_per_row for each in of_phases]
     rows = [sum(each.batch_size.values()) for each in of_phases]

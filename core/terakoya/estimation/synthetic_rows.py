@@ -50,10 +50,7 @@ class RowStatistics:
 
 def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowStatistics:
     """Returns statistics from the headers of the stores of `data`, or assumptions from `vocab_size` without stores.
-
-    Raises:
-        UserError: a store is missing or broken, and `vocab_size` is not given.
-    """
+    Raises UserError if a store is missing or broken and `vocab_size` is not given."""
     length = data.sequence_length
     folders = [source.store for source in data.train]
     missing = [each for each in folders if is_local(each) and not (each / "store.json").is_file()]
@@ -91,10 +88,7 @@ def _rows_of_all(folders: Sequence[Path], layout: Layout, length: int) -> int | 
 
 def synthetic_vocabulary(size: int, sequence_length: int) -> Vocabulary:
     """Returns a vocabulary of `size` ids with every special token, and as many unused ones as objectives may need.
-
-    Raises:
-        UserError: `size` is too small for the special tokens.
-    """
+    Raises UserError if `size` is too small for the special tokens."""
     if size < 16:
         raise UserError(f"--vocab-size: expected at least 16, got {size}")
     special = tuple(range(max(8, min(size // 2, 8 + sequence_length))))

@@ -35,11 +35,7 @@ class Program(Generic[Options]):
 def evaluate(source: Path | str, **options: Any) -> Evaluation:
     """Evaluates the model in `source`: a Transformers folder, a checkpoint, a run (its newest whole checkpoint), or
     RUN@STEP. `options` are the other fields of `EvaluateOptions`, or with `tasks` those of the family quality's
-    `TaskOptions`.
-
-    Raises:
-        UserError: the arguments, the model or the data do not fit together.
-    """
+    `TaskOptions`. Raises UserError if the arguments, the model or the data do not fit together."""
     if "tasks" in options or "tuning" in options:
         found: Evaluation = function_of_family("evaluate_tasks")(source, **options)
         return found

@@ -51,11 +51,7 @@ class EvaluatedModel:
 
     def window(self, length: int | None) -> int:
         """The length of a window: `length`, or by default that of the rows of training, where it is known, else the
-        model's limit, at most `LARGEST_WINDOW`.
-
-        Raises:
-            UserError: the model does not accept `length` tokens.
-        """
+        model's limit, at most `LARGEST_WINDOW`. Raises UserError if the model does not accept `length` tokens."""
         if length is None:
             return min(self.trained_length or LARGEST_WINDOW, self.length or LARGEST_WINDOW, LARGEST_WINDOW)
         if self.length is not None and length > self.length:
@@ -81,11 +77,8 @@ def load_folder(folder: Path, *, device: torch.device, dtype: torch.dtype, trust
 def load_checkpoint(
     folder: Path, manifest: dict[str, Any], *, device: torch.device, dtype: torch.dtype
 ) -> EvaluatedModel:
-    """Builds the model that a checkpoint exports from its `state/`; of several models the generator.
-
-    Raises:
-        UserError: the model is neither causal nor masked, or plugins are missing.
-    """
+    """Builds the model that a checkpoint exports from its `state/`; of several models the generator. Raises UserError
+    if the model is neither causal nor masked, or plugins are missing."""
     from terakoya.conversion.export import build_models
 
     models = build_models(folder, manifest)

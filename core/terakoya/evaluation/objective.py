@@ -69,11 +69,8 @@ class RunObjective:
     def __init__(
         self, folder: Path, manifest: Mapping[str, Any], *, device: torch.device, precision: str | None
     ) -> None:
-        """Builds the checkpoint's module as its run did.
-
-        Raises:
-            UserError: plugins are missing, or the checkpoint does not fit the model.
-        """
+        """Builds the checkpoint's module as its run did. Raises UserError if plugins are missing, or the checkpoint
+        does not fit the model."""
         missing = check_plugins(registry(), manifest["plugins"], manifest["parameters"], events=False).missing
         if missing:
             raise UserError(f"{folder}: " + "; ".join(missing))

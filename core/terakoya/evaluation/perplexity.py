@@ -17,11 +17,8 @@ from terakoya.tokenization.train import check_has_documents
 
 
 def measure_texts(options: EvaluateOptions, device: torch.device) -> Evaluation:
-    """Returns the loss and the perplexity that fit the options' model, on their stores and corpora.
-
-    Raises:
-        UserError: the model, the data and the options do not fit together.
-    """
+    """Returns the loss and the perplexity that fit the options' model, on their stores and corpora. Raises UserError if
+    the model, the data and the options do not fit together."""
     checkpoint = options.checkpoint()
     dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
     if checkpoint is not None:

@@ -51,12 +51,8 @@ class TextGenerator:
         self.ends = add_chat_end(self.tokenizer.eos_token_id if end is None else end, self.tokenizer)
 
     def generate(self, texts: Sequence[str], sampling: Sampling = Sampling()) -> list[str]:
-        """Returns the continuation of each of `texts`, computed in one batch, without special tokens.
-
-        Raises:
-            UserError: a text is too long for the model, or is empty and the tokenizer has no token that begins a
-                document.
-        """
+        """Returns the continuation of each of `texts`, computed in one batch, without special tokens. Raises UserError
+        if a text is too long for the model, or is empty and the tokenizer has no token that begins a document."""
         return self._generate([self.prompt_ids(text) for text in texts], sampling)
 
     def reply(self, turns: Sequence[Mapping[str, str]], sampling: Sampling = Sampling()) -> str:
@@ -96,10 +92,7 @@ class TextGenerator:
 
     def prompt_ids(self, text: str) -> list[int]:
         """Ids of a prompt: those of `text`, with BOS if the tokenizer adds it, without tokens that end or frame a text.
-
-        Raises:
-            UserError: `text` is empty and the tokenizer has no token that begins a document.
-        """
+        Raises UserError if `text` is empty and the tokenizer has no token that begins a document."""
         tokenizer = self.tokenizer
         ids: list[int] = list(encode_texts(lambda texts: tokenizer(texts[0]), [text])["input_ids"])
         plain_length = len(tokenizer(text, add_special_tokens=False)["input_ids"])

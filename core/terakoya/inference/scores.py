@@ -38,11 +38,8 @@ class Measurement:
 
 
 def read_evaluation(file: Path) -> list[Measurement]:
-    """Returns the results in a file of `terakoya evaluate --out` (or `--json`).
-
-    Raises:
-        UserError: the file is not one.
-    """
+    """Returns the results in a file of `terakoya evaluate --out` (or `--json`). Raises UserError if the file is not
+    one."""
     content = read_json(file)
     if not isinstance(content.get("results"), list) or not isinstance(content.get("tasks"), dict):
         raise UserError(f"{file}: expected the file that `terakoya evaluate MODEL ... --out FILE` wrote")

@@ -63,10 +63,7 @@ class PipelineCorpus:
 
     def tokenizer_corpus(self) -> Corpus:
         """Returns the documents that the tokenizer learns from, without held-out documents if the corpus has a name.
-
-        Raises:
-            UserError: the beginnings of the files hold too many rejects, most likely because `field` is wrong.
-        """
+        Raises UserError if the beginnings of the files hold too many rejects, most likely because `field` is wrong."""
         corpus = self.parts["train"] if self.settings.name else self.whole
         with self._naming_errors("corpus"):
             check_beginnings(corpus)

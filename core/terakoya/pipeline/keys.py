@@ -119,11 +119,8 @@ class Entry:
 
 def find_key(key: str, registry: Registry) -> list[Entry]:
     """Returns the entries of `key`: a key path, or the last part of one; a number or a name in it may be any. A name of
-    another trainer, such as `lr`, finds the key that has its meaning here.
-
-    Raises:
-        UserError: there is no such key; the message names the nearest.
-    """
+    another trainer, such as `lr`, finds the key that has its meaning here. Raises UserError if there is no such key;
+    the message names the nearest."""
     groups = list(all_groups(registry))
     entries = list(_entries(groups))
     paths = list(dict.fromkeys(entry.path for entry in entries))

@@ -22,11 +22,7 @@ def schema_names(registry: Registry) -> list[str]:
 
 
 def schema_of(name: str, registry: Registry) -> dict[str, Any]:
-    """Returns the JSON Schema of a kind of file.
-
-    Raises:
-        UserError: `name` is none of `schema_names`.
-    """
+    """Returns the JSON Schema of a kind of file. Raises UserError if `name` is none of `schema_names`."""
     if name == PARAMETERS:
         return parameter_schema.json_schema(registry)
     if name == PIPELINE:

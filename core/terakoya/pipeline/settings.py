@@ -237,12 +237,8 @@ class Pipeline(BaseModel):
 
 
 def read_pipeline(file: Path) -> Pipeline:
-    """Reads the pipeline in `file`.
-
-    Raises:
-        UserError: one line for each problem: file, key path, expected, got, nearest known key; the file is of
-            another kind; or a value looks like a secret.
-    """
+    """Reads the pipeline in `file`. Raises UserError with one line for each problem: file, key path, expected, got,
+    nearest known key; also if the file is of another kind, or a value looks like a secret."""
     raw = read_settings(file)
     refuse_secrets(raw, file.name)
     try:

@@ -15,11 +15,8 @@ from terakoya.plugins import registry
 
 def create_component(kind: str, name: str, settings: Mapping[str, Any], *, where: str) -> Any:
     """Returns the component `name` of `kind` (a key of `components.KINDS`) with `settings`: an instance of its class.
-
-    Raises:
-        UserError: the component is not installed, or does not accept the settings; one line for each problem, after
-            `where`.
-    """
+    Raises UserError if the component is not installed, or does not accept the settings; one line for each problem,
+    after `where`."""
     component = registry().component(kind, name)
     try:
         return component.model_validate_json(json.dumps(dict(settings), default=str))

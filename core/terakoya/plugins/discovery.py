@@ -166,11 +166,8 @@ class Finder:
             yield from self._walk(entry.value, entry.value, source)
 
     def find_requested(self, name: str) -> Iterator[Plugin]:
-        """Yields the plugins of a file, of a folder that is a package, or of a module given by its dotted name.
-
-        Raises:
-            UserError: there is no such file, folder or module.
-        """
+        """Yields the plugins of a file, of a folder that is a package, or of a module given by its dotted name. Raises
+        UserError if there is no such file, folder or module."""
         source = Source(name, requested=True)
         path = Path(name)
         if path.suffix == ".py" or path.is_dir() or "/" in name:

@@ -39,10 +39,7 @@ class Events:
 
     def with_functions(self, functions: Mapping[str, Callable[..., Any]]) -> Events:
         """Returns events that also call plain `functions`, by event: `{"step_finished": f}` calls `f(run, report)`.
-
-        Raises:
-            UserError: there is no such event, or a function does not take the arguments of its event.
-        """
+        Raises UserError if there is no such event, or a function does not take the arguments of its event."""
         joined = dict(self.listeners)
         for event, function in functions.items():
             if event not in EVENTS:

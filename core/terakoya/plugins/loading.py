@@ -115,11 +115,7 @@ class Registry:
 
     def start_listeners(self, run: Run) -> dict[str, EventListener]:
         """Returns the listeners of the event plugins of `run`, by name: those that its parameters name, and those that
-        every run has.
-
-        Raises:
-            UserError: a plugin does not start.
-        """
+        every run has. Raises UserError if a plugin does not start."""
         chosen = dict(run.parameters.events)
         for name in self.names("events"):
             if self.component("events", name).always:
@@ -127,11 +123,8 @@ class Registry:
         return {name: plugin.start(run) for name, plugin in sorted(chosen.items()) if plugin is not None}
 
     def component(self, kind: str, name: str) -> type[Any]:
-        """Returns the class registered as `name` among `kind` (a key of `components.KINDS`).
-
-        Raises:
-            UserError: there is none.
-        """
+        """Returns the class registered as `name` among `kind` (a key of `components.KINDS`). Raises UserError if there
+        is none."""
         registration = self.registrations.get((kind, name))
         if registration is not None:
             return registration.component

@@ -20,11 +20,7 @@ from terakoya.errors import UserError
 def as_typer_reads(function: Callable[..., None], added: Sequence[tuple[Callable[..., None], str]] = ()) -> Any:
     """Returns `function` with the parameters that typer reads: as `hookspecs.Command` says, the fields in the place of
     an options object, and behind them the options that the functions in `added` have, as `hookspecs.register_options`
-    says. With each of these goes what it is called in an error.
-
-    Raises:
-        UserError: an option is there twice.
-    """
+    says. With each of these goes what it is called in an error. Raises UserError if an option is there twice."""
     annotations, names = inspect.get_annotations(function), getattr(function, "__globals__", {})
     kinds = {name: names.get(kind) if isinstance(kind, str) else kind for name, kind in annotations.items()}
     models = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}

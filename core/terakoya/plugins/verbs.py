@@ -49,11 +49,7 @@ class Verbs:
 
 def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), without: Sequence[str] = ()) -> Verbs:
     """Returns the verbs `own` of the core and those of the installed plugins and of `plugins`, except those that
-    `without` names.
-
-    Raises:
-        UserError: a requested plugin does not load, or two plugins have a verb of one name.
-    """
+    `without` names. Raises UserError if a requested plugin does not load, or two plugins have a verb of one name."""
     finder = Finder(without, submodules=False)
     commands, origins = dict(own), dict.fromkeys(own, "terakoya")
     options: dict[str, list[tuple[Callable[..., None], str]]] = {}
@@ -86,11 +82,7 @@ def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), 
 
 def find_language(without: Sequence[str] = ()) -> Language | None:
     """Returns the language that the environment names in `TERAKOYA_LANG`, of the installed plugins except those that
-    `without` names; None for English.
-
-    Raises:
-        UserError: there is no such language.
-    """
+    `without` names; None for English. Raises UserError if there is no such language."""
     chosen = os.environ.get(LANGUAGE_VARIABLE) or "en"
     if chosen == "en":
         return None

@@ -50,11 +50,7 @@ def sample(
     store: TokenStore, tokenizer: PreTrainedTokenizerBase, *, rows: int, start: int = 0, most_tokens: int = 200
 ) -> list[list[SampledToken]]:
     """Up to `rows` sequences of `store` from sequence `start` on, each of up to `most_tokens` tokens; answers of
-    conversations are marked.
-
-    Raises:
-        UserError: there is no sequence `start`.
-    """
+    conversations are marked. Raises UserError if there is no sequence `start`."""
     if not 0 <= start < store.facts.sequences:
         raise UserError(f"--start: expected a sequence from 0 to {store.facts.sequences - 1:,}, got {start:,}")
     sampled = []

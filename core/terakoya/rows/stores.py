@@ -43,11 +43,8 @@ class Stores:
 
     @classmethod
     def open(cls, data: Data, later: Sequence[Data] = ()) -> Stores:
-        """Opens the stores that `data` names, and those that steps with `later` data name.
-
-        Raises:
-            UserError: a store is missing, damaged or too small to be split, or two stores have different tokenizers.
-        """
+        """Opens the stores that `data` names, and those that steps with `later` data name. Raises UserError if a store
+        is missing, damaged or too small to be split, or two stores have different tokenizers."""
         train = [open_store(path) for path in _train_paths(data, later)]
         validation = _open_validation(data)
         first = train[0]
@@ -91,11 +88,8 @@ class Stores:
         return hashlib.sha256(orjson.dumps([stores, batches])).hexdigest()[:16]
 
     def loader(self, layout: Layout, *, seed: int, global_rows: int) -> Loader:
-        """Returns the loader of the run's rows in their order, with `global_rows` rows per step.
-
-        Raises:
-            UserError: a store does not fit the layout, or the layout cannot be read in order.
-        """
+        """Returns the loader of the run's rows in their order, with `global_rows` rows per step. Raises UserError if a
+        store does not fit the layout, or the layout cannot be read in order."""
         data = self.data
         sources = self._sources(layout, [(store, data.sequence_length) for store in self.train], seed=seed)
         weights = [entry.weight for entry in data.train] + [0.0] * (len(sources) - len(data.train))
@@ -151,11 +145,8 @@ class Stores:
 
 
 def open_validation(parameters: Parameters) -> dict[str, TokenStore]:
-    """Opens the validation stores of a run, or splits them off its training stores.
-
-    Raises:
-        UserError: a store is missing, damaged or too small to be split.
-    """
+    """Opens the validation stores of a run, or splits them off its training stores. Raises UserError if a store is
+    missing, damaged or too small to be split."""
     data = parameters.data
     if data.split is not None:
         train = [open_store(path) for path in _train_paths(data, parameters.all_data)]

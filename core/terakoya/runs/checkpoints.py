@@ -54,10 +54,7 @@ def folder_name(step: int) -> str:
 
 def list_checkpoints(checkpoints: Path) -> list[tuple[int, Path]]:
     """Returns (step, folder) of the checkpoints under their final names, oldest first; skips links and other files.
-
-    Raises:
-        TemporaryFailure: the folder `checkpoints` cannot be read now.
-    """
+    Raises TemporaryFailure if the folder `checkpoints` cannot be read now."""
     with reading(checkpoints):
         try:
             entries = list(os.scandir(checkpoints))

@@ -41,11 +41,8 @@ def write_fork(folder: Path, fork: Fork) -> None:
 
 
 def read_fork(folder: Path) -> Fork | None:
-    """Returns what the run in `folder` knows of its parent; None if it has none.
-
-    Raises:
-        UserError: the file is not the one that was written.
-    """
+    """Returns what the run in `folder` knows of its parent; None if it has none. Raises UserError if the file is not
+    the one that was written."""
     file = folder / FILE
     try:
         return Fork.model_validate_json(json.dumps(load_hashed_json(file.read_bytes())))

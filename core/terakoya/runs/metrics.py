@@ -95,11 +95,8 @@ class Metrics:
 
 
 def read(folder: Path) -> Metrics:
-    """Reads the metrics of the run in `folder`; there are no records if the run has not written any yet.
-
-    Raises:
-        UserError: `folder` is not a run's folder.
-    """
+    """Reads the metrics of the run in `folder`; there are no records if the run has not written any yet. Raises
+    UserError unless `folder` is a run's folder."""
     file = folder / FILE
     try:
         content = file.read_bytes()

@@ -111,11 +111,8 @@ class RunStatus:
 
 
 def read(folder: Path, *, now: float | None = None) -> RunStatus:
-    """Reads the state of the run in `folder` at `now` (seconds since 1970).
-
-    Raises:
-        UserError: `folder` is not a run's folder.
-    """
+    """Reads the state of the run in `folder` at `now` (seconds since 1970). Raises UserError unless `folder` is a run's
+    folder."""
     now = time.time() if now is None else now
     written = without_idle_starts(metrics.read(folder))
     fork, problems = _fork(folder)

@@ -39,11 +39,7 @@ class StepTimer:
 
 def find_watch(key: str, run: Run, batches: BatchMaker, without: Callable[[], Watch]) -> Watch:
     """Returns what watches the steps of `run` by `key`, or what `without` returns, where the parameters do not ask for
-    it.
-
-    Raises:
-        UserError: no plugin has it, and the user has asked for it.
-    """
+    it. Raises UserError if no plugin has it and the user has asked for it."""
     settings, found = getattr(run.parameters, key), registry().watches.get(key)
     if settings is None:
         return without()

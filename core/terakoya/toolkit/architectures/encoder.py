@@ -132,11 +132,8 @@ def layer_partition(num_attention_heads: int, intermediate_size: int) -> TensorP
 
 
 def share_embeddings(owner: PreTrainedModel, other: PreTrainedModel) -> None:
-    """Makes `other` use the whole embedding module of `owner`: words, positions, token types, norm.
-
-    Raises:
-        UserError: the two modules do not have the same tensors; the message names one that differs.
-    """
+    """Makes `other` use the whole embedding module of `owner`: words, positions, token types, norm. Raises UserError if
+    the two modules do not have the same tensors; the message names one that differs."""
     mine, theirs = (
         {name: tuple(value.shape) for name, value in model.base_model.embeddings.named_parameters()}
         for model in (owner, other)

@@ -117,12 +117,8 @@ def check(folder: Path) -> None:
 @contextmanager
 def check_while_loading(folder: Path) -> Iterator[None]:
     """Compares the small files of `folder`, and the sizes of all, before the block, which loads the model; compares the
-    weights in a thread meanwhile, so that loading takes hardly longer. Without digests it looks
-    whether files are there as a whole.
-
-    Raises:
-        UserError: a file is missing, changed or not whole, also if the block fails for this reason.
-    """
+    weights in a thread meanwhile, so that loading takes hardly longer. Without digests it looks whether files are there
+    as a whole. Raises UserError if a file is missing, changed or not whole, also if the block fails for this reason."""
     recorded = read(folder)
     if recorded is None:
         refuse_partial_files(folder)

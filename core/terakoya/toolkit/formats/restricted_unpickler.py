@@ -54,12 +54,8 @@ class Stub:
 
 def load(file: Path) -> Any:
     """Returns the content of `file`, which `torch.save` wrote: tensors on the CPU, memory-mapped where the format
-    allows.
-
-    Raises:
-        UserError: there is no such file, torch.save did not write it, or it names an object that is not known to be
-            harmless; the message contains that name.
-    """
+    allows. Raises UserError if there is no such file, torch.save did not write it, or it names an object that is not
+    known to be harmless; the message contains that name."""
     import torch
 
     if not file.is_file():

@@ -106,10 +106,7 @@ def _values(options: str, names: Sequence[str]) -> list[str]:
 
 def copy_user_dictionaries(options: str, folder: Path) -> str:
     """Copies the user dictionaries that `options` name into `folder`. Returns the options with their names there.
-
-    Raises:
-        UserError: two of them have one name.
-    """
+    Raises UserError if two of them have one name."""
 
     def copy(name: str) -> str:
         new = folder / Path(name).name

@@ -35,11 +35,7 @@ class NativeEncoder(FastEncoder):
 
     @abstractmethod
     def find(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each of `texts`, which have no added token.
-
-        Raises:
-            ValueError: one cannot be encoded.
-        """
+        """Returns the ids of each of `texts`, which have no added token. Raises ValueError if one cannot be encoded."""
 
     def rows(self, lines: Sequence[str]) -> list[np.ndarray]:
         """See `FastEncoder`. Lines with added tokens that take characters around them are left to `tokenizers`."""

@@ -45,11 +45,7 @@ class Snapshot:
         _wait_for_copies()
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
-        """Yields the copied shards, in this process only; see `Engine`.
-
-        Raises:
-            Shutdown: `shutdown` is set.
-        """
+        """Yields the copied shards, in this process only; see `Engine`. Raises Shutdown if `shutdown` is set."""
         for shard in self.shards[kind]:
             if self.shutdown.is_set():
                 raise Shutdown

@@ -316,11 +316,7 @@ def check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 def load_module(folder: Path, module: torch.nn.Module, deferred: DeferredTensors | None = None) -> None:
     """Sets the parameters of a plain `module` from the checkpoint `folder`, in this process only. What is `deferred` is
-    read when its value is asked for.
-
-    Raises:
-        UserError: the checkpoint is of another model.
-    """
+    read when its value is asked for. Raises UserError if the checkpoint is of another model."""
     state = SavedState(folder, "model")
     values = dict(saved_values(module))
     unknown = state.names() - values.keys()

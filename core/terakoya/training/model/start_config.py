@@ -47,11 +47,7 @@ def read_config(
     folder: Path, target: PreTrainedModel, where: str, architectures: Sequence[Architecture] = ()
 ) -> PretrainedConfig:
     """Returns the folder's config, as the config class of `target`; of another type where one of `architectures` has
-    the `same_weights`.
-
-    Raises:
-        UserError: it cannot be read, or is of another model type.
-    """
+    the `same_weights`. Raises UserError if it cannot be read, or is of another model type."""
     kind = type(target.config)
     try:
         with silence_transformers():
