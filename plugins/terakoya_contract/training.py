@@ -84,6 +84,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
             "logging_steps": 5,
             "evaluation": {"steps": STEPS // 4, "batches": 1} if validates else None,
             "checkpoint": {"save_steps": STEPS // 2, "model": "last"},
+            "precision": "fp32",
             "seed": 1,
         },
         source="a toy run",

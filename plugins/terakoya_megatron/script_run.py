@@ -48,11 +48,12 @@ def convert_precision_and_memory(options: Options) -> dict[str, Any]:
         "micro_batch_size": options.take("micro-batch-size", parse_integer),
         "max_grad_norm": options.take("clip-grad", float, default=1.0),
         "seed": options.take("seed", parse_integer, default=1234),
+        "precision": "fp32",
     }
     for name in ("bf16", "fp16"):
         if options.take_switch(name):
             converted["precision"] = name
-    converted["loss_scaling"] = convert_loss_scaling(options, converted.get("precision"))
+    converted["loss_scaling"] = convert_loss_scaling(options, converted["precision"])
     for name in ("fp8-format", "fp8-hybrid"):
         if options.take_switch(name):
             converted["precision"] = "fp8"

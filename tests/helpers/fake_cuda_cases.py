@@ -182,7 +182,7 @@ def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, An
     store = store.parent / "conversations/store" if objective["type"] == "instruction" else store
     parameters["data"] = {**parameters["data"], "train": [str(store)], "validation": []}
     parameters |= {"batch_size": {"-1": min(rows, 2 * micro)}, "micro_batch_size": micro, "logging_steps": 100}
-    parameters |= {"evaluation": None, "trackers": []}
+    parameters |= {"evaluation": None, "trackers": [], "precision": "bf16"}
     engine = parameters.pop("parallel", {}).get("engine", "ddp")
     parameters["autocast"] = engine == "deepspeed"
     optimizer = parameters["optimizer"]
@@ -197,7 +197,7 @@ def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, An
 
 
 def presets() -> dict[str, tuple[str, ...]]:
-    """The presets by what their steps consist of: architecture, objective, optimizer, precision and engine. Adapters
+    """The presets by what their steps consist of: architecture, objective, optimizer and engine. Adapters
     of `tiny_lora` need a trained model."""
     found: dict[str, tuple[str, ...]] = {}
     for file in sorted(PRESETS.glob("*.json")):
@@ -205,7 +205,7 @@ def presets() -> dict[str, tuple[str, ...]]:
         if "architecture" in parts and "lora" not in parts:
             kinds = (parts[key]["type"] for key in ("architecture", "objective", "optimizer"))
             engine = parts.get("parallel", {}).get("engine", "ddp")
-            found[file.stem] = (*kinds, parts.get("precision", ""), engine)
+            found[file.stem] = (*kinds, engine)
     return found
 
 

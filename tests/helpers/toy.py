@@ -62,6 +62,7 @@ def parameters(store: Path, validation: Path | None = None, **changes: Any) -> d
         "batch_size": {"-1": 16},
         "micro_batch_size": 5,
         "max_steps": 12,
+        "precision": "fp32",
         "logging_steps": 1,
         "checkpoint": {"save_steps": 5},
         "evaluation": {"steps": 6, "batches": 2} if validation else None,

@@ -188,6 +188,7 @@ def parameters(
         "objective": {"type": "causal_lm", "layout": layout},
         "optimizer": {"type": "adamw", "learning_rate": 5e-4, "betas": [0.9, 0.95], "weight_decay": 0.1},
         "schedule": {"type": "constant", "warmup_steps": 0},
+        "precision": "fp32",
         "batch_size": {"-1": micro * accumulation},
         "micro_batch_size": micro,
         "max_steps": 1,

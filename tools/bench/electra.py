@@ -171,6 +171,7 @@ def parameters(store: TokenStore, arguments: argparse.Namespace) -> dict[str, An
         },
         "optimizer": {"type": "adamw", "learning_rate": 5e-5, "weight_decay": 0.0},
         "schedule": {"type": "constant"},
+        "precision": "fp32",
         "batch_size": {"-1": arguments.batch_size},
         "max_steps": arguments.steps,
         "checkpoint": {"model": "never"},

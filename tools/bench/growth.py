@@ -91,6 +91,7 @@ def train(
         "objective": {"type": OBJECTIVES[options.architecture]},
         "optimizer": {"type": options.optimizer, "learning_rate": options.learning_rate},
         "schedule": {"type": "constant", "warmup_steps": min(20, steps)},
+        "precision": "fp32",
         "batch_size": {"-1": 8},
         "max_steps": steps,
         "evaluation": {"steps": options.every, "batches": 8},

@@ -107,6 +107,7 @@ def train(
         "objective": {"type": "causal_lm"},
         "optimizer": {"type": options.optimizer, "learning_rate": options.learning_rate},
         "schedule": {"type": "cosine", "warmup_steps": min(20, steps)},
+        "precision": "fp32",
         "batch_size": {"-1": max(options.tokens // length, 1)},
         "max_steps": steps,
         "logging_steps": 100,

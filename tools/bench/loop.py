@@ -168,6 +168,7 @@ def parameters(store: TokenStore) -> dict[str, Any]:
         "objective": {"type": "masked_lm"},
         "optimizer": {"type": "adamw", "learning_rate": 1e-4, "weight_decay": 0.01},
         "schedule": {"type": "linear", "warmup_steps": 10},
+        "precision": "fp32",
         "batch_size": {"-1": 4},
         "max_steps": 1,
         "checkpoint": {"model": "never", "save_steps": 1_000_000},

@@ -119,6 +119,7 @@ def settings(name: str, width: int, learning_rate: float, mup: bool, options: ar
         "optimizer": {"type": "adamw", "learning_rate": learning_rate, "betas": [0.9, 0.98], "weight_decay": 0.01},
         "mup": {"base_width": options.widths[1]} if mup else None,
         "schedule": {"type": "linear", "warmup_steps": max(1, options.steps // 10)},
+        "precision": "fp32",
         "batch_size": {"-1": options.batch_size},
         "max_steps": options.steps,
         "evaluation": {"steps": options.steps, "batches": options.validation_rows // options.batch_size},

@@ -91,6 +91,7 @@ def settings(store: str, *, steps: int) -> dict[str, Any]:
         "objective": {"type": "masked_lm", "mlm_probability": 0.15, "whole_word_mask": False},
         "optimizer": {"type": "adamw", "learning_rate": 1e-4},
         "schedule": {"type": "constant"},
+        "precision": "fp32",
         "batch_size": {"-1": 16},
         "max_steps": steps,
         "logging_steps": 1,

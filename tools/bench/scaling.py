@@ -104,6 +104,7 @@ def parameters(store: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "objective": {"type": "masked_lm"},
         "optimizer": {"type": "adamw", "learning_rate": 1e-4},
         "schedule": {"type": "constant"},
+        "precision": "fp32",
         "batch_size": {"-1": arguments.rows},
         "max_steps": arguments.steps,
         "logging_steps": LOGGED,

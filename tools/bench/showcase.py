@@ -51,6 +51,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from terakoya.config.parameters import Parameters
 from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.fast_products import fastest_precision
 from terakoya.toolkit.formats import transformers_folder
 
 SPEED_STEPS, GPU_SPEED_STEPS = 20, 100
@@ -105,13 +106,15 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     raw = json.loads(arguments.parameters.read_text(encoding="utf-8"))
+    device = torch.device("cuda" if arguments.gpu else "cpu")
+    if raw["precision"] == "auto":
+        raw["precision"] = fastest_precision(device)
     if arguments.action == "ours":
         return train_ours(raw, arguments)
     if arguments.action == "train":
         train(raw, arguments)
         return 0
     raw["evaluation"] = {"steps": 1, "batches": arguments.batches}
-    device = torch.device("cuda" if arguments.gpu else "cpu")
     for whole_words in sorted({False, raw["objective"].get("whole_word_mask", False)}):
         raw["objective"]["whole_word_mask"] = whole_words
         batches = [{name: each.to(device) for name, each in batch.items()} for batch in validation_batches(raw)]

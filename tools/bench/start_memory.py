@@ -74,6 +74,7 @@ def parameters(store: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         },
         "objective": {"type": "causal_lm"},
         "optimizer": {"type": "adamw", "learning_rate": 1e-4}, "schedule": {"type": "constant"},
+        "precision": "fp32",
         "batch_size": {"-1": 8}, "micro_batch_size": 1, "max_steps": 1,
         "checkpoint": {"model": "every"},
         "parallel": json.loads(arguments.parallel),

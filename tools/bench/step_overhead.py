@@ -199,6 +199,7 @@ def parameters(store: TokenStore, shape: Mapping[str, int], processes: int) -> d
         **raw,
         "data": {**raw["data"], "sequence_length": shape["sequence_length"]},
         "architecture": {**raw["architecture"], **sizes},
+        "precision": "fp32",
         "batch_size": {"-1": shape["rows"] * processes},
     }
 

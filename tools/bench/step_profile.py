@@ -55,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "objective": {"type": objective},
                 "optimizer": {"type": "adamw", "learning_rate": 1e-4},
                 "schedule": {"type": "constant"},
+                "precision": "fp32",
                 "batch_size": {"-1": 32},
                 "checkpoint": {"model": "never", "save_steps": 1_000_000},
                 "trackers": [],

@@ -92,6 +92,7 @@ def parameters(store: TokenStore, arguments: argparse.Namespace) -> dict[str, An
         "objective": {"type": "masked_lm"},
         "optimizer": {"type": "adamw", "learning_rate": 5e-5, "weight_decay": 0.0},
         "schedule": {"type": "linear", "warmup_steps": 0},
+        "precision": "fp32",
         "batch_size": {"-1": arguments.batch_size},
         "max_steps": arguments.steps,
         "checkpoint": {"model": "never"},

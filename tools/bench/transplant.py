@@ -137,6 +137,7 @@ def _parameters(
         "objective": {"type": "causal_lm"},
         "optimizer": {"type": "adamw", "learning_rate": 2e-3},
         "schedule": {"type": "constant", "warmup_steps": min(10, steps)},
+        "precision": "fp32",
         "batch_size": {"-1": 8},
         "max_steps": steps,
         "evaluation": {"steps": options.every, "batches": 6} if validation is not None else None,

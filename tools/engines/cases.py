@@ -83,6 +83,7 @@ def parameters(
         "objective": dict(objective),
         "optimizer": {"type": "adamw", "learning_rate": 0.05, "eps": 1.0, "weight_decay": 0.1},
         "schedule": {"type": "constant"},
+        "precision": "fp32",
         "batch_size": {"-1": 7},
         "micro_batch_size": 2,
         "max_steps": last,

@@ -92,9 +92,9 @@ class Case:
 
     @cached_property
     def shipped(self) -> Mapping[str, Any]:
-        """The preset."""
-        raw: dict[str, Any] = json.loads((ROOT / "parameters" / f"{self.preset}.json").read_text())
-        return raw
+        """The preset, in the precision that it has on a GPU."""
+        raw = json.loads((ROOT / "parameters" / f"{self.preset}.json").read_text())
+        return {**raw, "precision": "bf16"}
 
     @property
     def label(self) -> str:

@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--gpu", default="h100")
     parser.add_argument("--gpus-per-node", type=int, default=8)
     arguments = parser.parse_args()
-    parameters = Parameters.load(arguments.parameters)
+    parameters = Parameters.load(arguments.parameters).with_precision("bf16")
     statistics = row_statistics(parameters.data, parameters.objective.row_layout(), arguments.vocab_size)
     model, state = measure_transformer(
         parameters, statistics.vocabulary, context=statistics.context, documents_per_row=statistics.documents_per_row

@@ -20,7 +20,6 @@ from terakoya.launch.here import imports
 from terakoya.places import place_of
 
 if TYPE_CHECKING:
-    from terakoya.config.parameters import Parameters
     from terakoya.distributed.signals import StopRequest
     from terakoya.estimation.dry_run import DrySteps
 
@@ -119,7 +118,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
 
             steps = check(loaded, folder, start)
             if launched.rank == 0:
-                _say_time(steps, loaded, folder)
+                _say_time(steps, folder)
                 next_command.show(*(word for word in context.meta["arguments"] if word != "--dry-run"))
             return
         result = train_in_this_process(loaded, folder, start)
@@ -132,7 +131,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         raise typer.Exit(signals.exit_code(stopped=result.stopped_by is not None))
 
 
-def _say_time(steps: DrySteps, parameters: Parameters, folder: Path) -> None:
+def _say_time(steps: DrySteps, folder: Path) -> None:
     """Says how long the run takes: as its own steps until now say where there are some, or else those of the dry run,
     which are kept for `terakoya estimate`."""
     from terakoya.estimation.kept_rates import KeptRates, machine_facts, rate_facts, seconds_of_run
@@ -141,14 +140,14 @@ def _say_time(steps: DrySteps, parameters: Parameters, folder: Path) -> None:
     from terakoya.log import error_console, translated
 
     hours, source = steps.hours, "at the speed of the steps just taken"
-    seconds = seconds_of_run(folder, parameters, processes=steps.processes)
+    seconds = seconds_of_run(folder, steps.parameters, processes=steps.processes)
     if seconds is not None:
         hours, source = seconds * steps.steps / 3600, f"at the speed of the run in {folder} until now"
     time = translated(describe_hours((hours, hours)))
     error_console().print(f"time: {time} for all {steps.steps:,} steps, {translated(source)}", soft_wrap=True)
-    first = parameters.at_start
     run = rate_facts(
-        first, vocab_size=steps.vocab_size, rows=steps.share.micro_batch_size, processes=steps.processes
+        steps.parameters.at_start, vocab_size=steps.vocab_size, rows=steps.share.micro_batch_size,
+        processes=steps.processes,
     )  # fmt: skip
     KeptRates().keep(machine_facts(steps.processes), run, Probed(steps.rate, "a dry run of it"))
 

@@ -76,8 +76,8 @@ def _precision_conflicts(parameters: ParameterFields) -> Iterator[str]:
     precision = parameters.precision
     if parameters.loss_scaling is not None and precision != "fp16":
         yield (
-            f'loss_scaling: is for precision "fp16", got precision "{precision}", which has the range of float32; '
-            "set it to null"
+            f'loss_scaling: is for precision "fp16", got precision "{precision}"; set it to null, or '
+            '"precision": "fp16"'
         )
     if parameters.attention == "flash" and precision == "fp32":
         yield 'attention: flash needs precision "bf16" or "fp16", got "fp32"; use "attention": "sdpa"'

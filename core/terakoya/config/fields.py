@@ -107,9 +107,10 @@ class ParameterFields(Settings):
     `{"share": 0.2, "data": {"sequence_length": 1024}}`."""
     max_grad_norm: NonNegativeFloat = 1.0
     """The bound on the norm of the gradient, which is scaled down to it; 0 is no bound."""
-    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     """The precision of matrix products; weights, their gradients and the optimizer state stay fp32. With fp8 the
-    products of linear layers are fp8 and the rest bf16."""
+    products of linear layers are fp8 and the rest bf16. "auto" is bf16 on GPUs and CPUs that have instructions for it,
+    otherwise fp16 on a GPU and fp32 on a CPU; a run that goes on keeps what it has begun with."""
     autocast: bool = False
     """Whether a run in bf16 converts weights and activations where an operation takes bf16, as torch's autocast does,
     and keeps hidden states in float32 between layers. Without it they are bf16 from the embeddings to the losses, norms

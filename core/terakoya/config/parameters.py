@@ -145,6 +145,12 @@ class Parameters(ParameterFields):
         """The parameters of each phase, which have no phases themselves; these parameters where the run has none."""
         return self._phase_parameters or (self,)
 
+    def with_precision(self, precision: str) -> Self:
+        """These parameters, with this `precision` where theirs is "auto". Raises UserError where others rule it out."""
+        if self.precision != "auto":
+            return self
+        return self.from_dict({**self.dump(), "precision": precision}, source='"precision": "auto" here')
+
     @property
     def all_data(self) -> tuple[Data, ...]:
         """The data of each phase."""

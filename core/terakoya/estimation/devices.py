@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from terakoya.errors import UserError, nearest
+from terakoya.toolkit.fast_products import Precision, fastest_precision
 from terakoya.training.throughput import PEAK_TFLOPS, peak_tflops
 
 GIB = 2**30
@@ -75,6 +76,15 @@ def is_here(device: Device) -> bool:
     """Whether this machine would train on `device`."""
     local = local_device()
     return device.gpu == local.gpu and device.is_named(local.name)
+
+
+def precision_on(device: Device) -> Precision:
+    """Returns what the precision "auto" means on `device`; every card of `MEMORY_GIB` has bf16."""
+    import torch
+
+    if device.gpu and not is_here(device):
+        return "bf16"
+    return fastest_precision(torch.device("cuda", 0) if device.gpu else torch.device(CPU))
 
 
 assert {name.split("-")[0].upper() for name in MEMORY_GIB} - {"RTX"} <= {w for words, _ in PEAK_TFLOPS for w in words}

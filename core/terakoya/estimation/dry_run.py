@@ -36,6 +36,7 @@ class DrySteps:
     Attributes:
         hours: what the `steps` of the whole run and its validations take at this speed.
         rate: of the first phase, in which this rank took the rows of `share`.
+        parameters: those of the run, in the precision of this machine.
     """
 
     hours: float
@@ -44,6 +45,7 @@ class DrySteps:
     share: RankBatch
     processes: int
     vocab_size: int
+    parameters: Parameters
 
 
 def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS) -> DrySteps:
@@ -56,7 +58,7 @@ def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS)
     Raises:
         UserError: anything that would stop the run, or keep one of its trackers from recording it.
     """
-    stores, context = meet(parameters, out, options)
+    parameters, stores, context = meet(parameters, out, options)
     place = options.place
     console = new_console(stderr=True, quiet=not context.is_main)
     try:
@@ -108,7 +110,13 @@ def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS)
             steps = trainer.plan.length.steps
             seconds += _validation_seconds(trainer, steps, rates[0])
             return DrySteps(
-                seconds / 3600, steps, rates[0], phases[0].rank_batch, context.world_size, stores.vocabulary.size
+                seconds / 3600,
+                steps,
+                rates[0],
+                phases[0].rank_batch,
+                context.world_size,
+                stores.vocabulary.size,
+                parameters,
             )
     finally:
         context.close(waits=False)

@@ -143,6 +143,7 @@ def estimate(
     given = EstimateOptions(**options)
     processes = given.processes
     target = devices.find_device(given.device) if given.device else devices.local_device()
+    loaded = loaded.with_precision(devices.precision_on(target))
     statistics = row_statistics(loaded.data, loaded.objective.row_layout(), given.vocab_size)
     if processes is None:
         parallel, nodes = loaded.parallel, len(batch_table.node_names(loaded.batch_size))

@@ -119,6 +119,7 @@ def seconds_of_run(folder: Path, parameters: Parameters, *, processes: int) -> f
     try:
         written = metrics.read(folder).records
         earlier = Parameters.load(folder / "parameters.json")
+        parameters = parameters.with_precision(earlier.precision)
     except (UserError, OSError):
         return None
     start = max((number for number, each in enumerate(written) if each.get("kind") == "start"), default=None)

@@ -17,6 +17,7 @@ from terakoya.estimation.fake_step import model_sizes
 from terakoya.estimation.speed import FORWARD_SHARE, Speed, planned_speed
 from terakoya.estimation.synthetic_rows import row_statistics
 from terakoya.json_settings import read_settings
+from terakoya.toolkit.fast_products import Precision
 
 Goal = Literal["try", "model"]
 
@@ -123,7 +124,7 @@ class Machine:
 
     device: Device
     count: int
-    precision: Literal["bf16", "fp16", "fp32"]
+    precision: Precision
     measure: Measure | None = None
 
     @property
@@ -141,8 +142,6 @@ def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None 
     """
     import torch
 
-    from terakoya.toolkit.fast_products import multiplies_fast
-
     device = devices.find_device(gpu) if gpu else devices.local_device()
     if device.gpu:
         measure = measure if devices.is_here(device) else None
@@ -151,13 +150,12 @@ def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None 
                 f"--gpu: the speed of {device.name} is unknown; measure it there, or name a similar one with as much "
                 "memory, such as --gpu a100-80gb"
             )
-        has_bf16 = not measure or torch.cuda.is_bf16_supported(including_emulation=False)
         here = torch.cuda.device_count() if gpu is None else 1
-        return Machine(device, count or here, "bf16" if has_bf16 else "fp16", measure)
+        return Machine(device, count or here, devices.precision_on(device), measure)
     if count and count > 1:
         raise UserError(f"--gpus {count}: this machine has no GPU; name the kind with --gpu, such as --gpu h100")
-    precision: Literal["bf16", "fp32"] = "bf16" if multiplies_fast("bf16", torch.device("cpu")) else "fp32"
-    return Machine(replace(device, memory=device.memory or _memory()), 1, precision, measure)
+    device = replace(device, memory=device.memory or _memory())
+    return Machine(device, 1, devices.precision_on(device), measure)
 
 
 def _memory() -> int:

@@ -70,7 +70,7 @@ def train_in_this_process(parameters: Parameters, out: Path, options: StartOptio
     rank = LaunchInfo.from_environment(node_rank=options.node_rank).rank
     with recorded_refusal(out) if rank == 0 else contextlib.nullcontext():
         check_allowed_changes(options.allow_change, parameters, registry())
-        stores, context = meet(parameters, out, options)
+        parameters, stores, context = meet(parameters, out, options)
     with contextlib.nullcontext(options.stop) if options.stop is not None else StopRequest() as stop:
         try:
             keep = parameters.checkpoint.keep

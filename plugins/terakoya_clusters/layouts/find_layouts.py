@@ -97,6 +97,7 @@ def find_layouts(
         if not local.gpu:
             notes.append(f"this machine has no GPU: assumes {DEFAULT_GPU}; name another with --gpu")
     cluster = Cluster(find_gpu(gpu), gpus, per_node)
+    loaded = loaded.with_precision(devices.precision_on(devices.find_device(gpu)))
     statistics = row_statistics(loaded.data, loaded.objective.row_layout(), vocab_size)
     check_model(loaded, statistics.vocabulary)
     model, state = measure_transformer(

@@ -61,7 +61,7 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         "mup: is for optimizers whose updates have the size of the learning rate, as Adam's do, got Adafactor; use",
     ),
     ({**MUP, "start_from": "model", "lora": {}}, "mup: is for weights that are trained whole, and lora"),
-    ({"loss_scaling": {}}, 'loss_scaling: is for precision "fp16", got precision "fp32"'),
+    ({"loss_scaling": {}}, 'loss_scaling: is for precision "fp16", got precision "auto"'),
     ({"loss_scaling": {}, "precision": "bf16"}, 'loss_scaling: is for precision "fp16", got precision "bf16"'),
     (
         {"loss_scaling": {"fixed": 128.0, "hysteresis": 2}, "precision": "fp16"},
@@ -76,7 +76,7 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         {"spikes": {"action": "skip"}, "parallel": {"engine": "deepspeed", "zero_stage": 1}},
         'spikes.action: "skip" needs the gradient norm before the update, but ZeRO stage 1 computes it within',
     ),
-    ({"attention": "flash"}, 'attention: flash needs precision "bf16" or "fp16", got "fp32"'),
+    ({"attention": "flash", "precision": "fp32"}, 'attention: flash needs precision "bf16" or "fp16", got "fp32"'),
     (
         {"attention": "flash", "precision": "bf16", "architecture": GPTJ, "objective": {"type": "causal_lm"}},
         "attention: flash is for models that use Transformers' AttentionInterface, which GPTJ does not",

@@ -60,7 +60,7 @@ def test_a_file_becomes_typed_objects_with_defaults(file: Path) -> None:
     assert parameters.architecture.hidden_size == 64  # type: ignore[attr-defined]
     assert parameters.optimizer.betas == (0.9, 0.98)  # type: ignore[attr-defined]
     assert isinstance(parameters.optimizer.learning_rate, float)  # type: ignore[attr-defined]
-    assert (parameters.precision, parameters.parallel.engine, parameters.seed) == ("fp32", "ddp", 42)
+    assert (parameters.precision, parameters.parallel.engine, parameters.seed) == ("auto", "ddp", 42)
     assert parameters.evaluation is None and parameters.checkpoint.keep == 3
 
 
@@ -111,7 +111,7 @@ def test_a_preset_loads_and_has_enough_positions_for_its_rows(preset: str) -> No
         ("trackers=3", "trackers: expected a list, got 3"),
         ("optimizer.betas=3", "optimizer.betas: expected a list, got 3"),
         ("max_step=3", 'max_step: unknown key; did you mean "max_steps"'),
-        ("precision=fp64", 'precision: expected "fp32", "bf16", "fp16" or "fp8", got "fp64"'),
+        ("precision=fp64", 'precision: expected "auto", "fp32", "bf16", "fp16" or "fp8", got "fp64"'),
         ('logging_steps="10"', 'logging_steps: expected an integer, got "10"'),
         ('data.sequence_length="128"', 'data.sequence_length: expected an integer, got "128"'),
         ('batch_size={"-1": "256"}', 'batch_size.-1: expected an integer, got "256"'),

@@ -72,6 +72,7 @@ def of_preset(preset: str, length: int, parallel: Mapping[str, Any], store: Path
     return {
         **raw, "data": {"train": [str(store)], "sequence_length": length}, "evaluation": None, "trackers": [],
         "max_steps": 2, "batch_size": {"-1": ROWS}, "micro_batch_size": MICRO_BATCH, "parallel": dict(parallel),
+        "precision": "fp32" if preset.startswith("tiny") else "bf16",
     }  # fmt: skip
 
 

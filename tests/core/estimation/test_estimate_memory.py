@@ -30,7 +30,7 @@ def preset(name: str, store: Path, **changes: Any) -> Parameters:
     """The preset `name` on `store`, a few short rows per step; `changes` replace whole keys."""
     raw = json.loads((PRESETS / f"{name}.json").read_text())
     raw |= {"data": {"train": [str(store)], "sequence_length": 64}, "batch_size": {"-1": 8}, "evaluation": None}
-    return Parameters.from_dict(raw | {"trackers": []} | changes, source=name)
+    return Parameters.from_dict(raw | {"trackers": [], "precision": "fp32"} | changes, source=name)
 
 
 def allocated(parameters: Parameters, out: Path) -> int:

@@ -22,7 +22,7 @@ PROBED = Probed(StepRate(0.5, 0.25, 0.125), "the whole model")
 
 
 def preset(name: str, *changes: str) -> Parameters:
-    return Parameters.load(Path(name), changes)
+    return Parameters.load(Path(name), changes).with_precision("bf16")
 
 
 def planned(parameters: Parameters, gpu: str, **given: Any) -> Any:
@@ -105,7 +105,7 @@ def test_a_rate_is_kept_for_the_machine_and_for_what_determines_it(tmp_path: Pat
     same = facts("optimizer.learning_rate=0.1", "max_steps=9", 'data.train=["elsewhere"]', "seed=1", "batch_size.-1=64")
     assert rates.find(here, same) == PROBED
     assert rates.find({**here, "threads": 99}, facts()) is None
-    for other in ("precision=bf16", "architecture.num_hidden_layers=5", "data.sequence_length=64", "attention=eager"):
+    for other in ("precision=fp32", "architecture.num_hidden_layers=5", "data.sequence_length=64", "attention=eager"):
         assert rates.find(here, facts(other)) is None, other
     assert rates.find(here, facts(rows=16)) is None and "optimizer" in facts()
 

@@ -256,6 +256,7 @@ def run(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
         "schedule": {"type": "linear"},
         "batch_size": {"-1": 8},
         "max_steps": 4,
+        "precision": "fp32",
         "evaluation": {"steps": 4, "batches": 1000},
     }  # fmt: skip
     train(Parameters.from_dict(settings, source="test"), out)

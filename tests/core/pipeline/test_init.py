@@ -211,7 +211,7 @@ def test_a_gpu_in_no_list_is_measured(has_bf16: bool, precision: str, monkeypatc
     card = choosing.devices.Device("NVIDIA GeForce RTX 4080", 16 << 30, None)
     monkeypatch.setattr(choosing.devices, "local_device", lambda: card)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    monkeypatch.setattr("terakoya.toolkit.fast_products.multiplies_fast", lambda *asked: has_bf16)
     machine = find_machine(None, None, measure=lambda *run: Speed(0.1, 0.1, 0.3, "probe", "as told"))
     assert (machine.count, machine.precision) == (2, precision)
     choice = choose(tokens=10**6, vocabulary=32_768, recipe=FAMILIES["encoder"], goal="model", machine=machine, hours=1)

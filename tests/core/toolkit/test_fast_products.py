@@ -13,7 +13,12 @@ import torch
 from torch import nn
 
 from terakoya.toolkit import fast_products
-from terakoya.toolkit.fast_products import describe_processor, multiplies_fast, precision_problems
+from terakoya.toolkit.fast_products import (
+    describe_processor,
+    fastest_precision,
+    multiplies_fast,
+    precision_problems,
+)
 from terakoya_plugins.optimizers.muon import batched
 
 CPU = torch.device("cpu")
@@ -80,6 +85,7 @@ def test_bf16_is_fast_where_torch_and_onednn_have_instructions(
 ) -> None:
     pretend(monkeypatch, capability=capability, bf16=bf16, allowed=allowed)
     assert multiplies_fast("bf16", CPU) is fast
+    assert fastest_precision(CPU) == ("bf16" if fast else "fp32")
 
 
 @pytest.mark.parametrize(("capability", "fast"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
@@ -89,6 +95,7 @@ def test_bf16_is_fast_on_gpus_since_ampere(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert multiplies_fast("bf16", torch.device("cuda", 0)) is fast
     assert multiplies_fast("fp16", torch.device("cuda", 0))
+    assert fastest_precision(torch.device("cuda", 0)) == ("bf16" if fast else "fp16")
 
 
 def test_a_slow_precision_is_warned_of_with_its_factor(monkeypatch: pytest.MonkeyPatch) -> None:

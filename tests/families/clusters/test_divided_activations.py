@@ -30,6 +30,7 @@ def run(name: str) -> Parameters:
         "batch_size": {"-1": 8},
         "micro_batch_size": 2,
         "max_steps": 2,
+        "precision": "fp32",
     }
     return Parameters.from_dict(raw, source="test")
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("remembered_steps")
 
 @pytest.fixture(scope="module")
 def llama() -> Parameters:
-    return Parameters.load(PRESETS / "llama_8b.json")
+    return Parameters.load(PRESETS / "llama_8b.json", ["precision=bf16"])
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_layouts_are_measured_with_the_attention_of_training(monkeypatch: pytest
         return Simulation(windows, 1, 1, depths=())
 
     monkeypatch.setattr("terakoya.estimation.fake_step.simulate_step", note)
-    small = Parameters.load(PRESETS / "tiny_llama.json")
+    small = Parameters.load(PRESETS / "tiny_llama.json", ["precision=fp32"])
     measure_transformer(small, synthetic_vocabulary(500, 64), context=64.0, documents_per_row=3.5)
     assert set(taken) == {3.5}
 

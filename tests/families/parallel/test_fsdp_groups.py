@@ -64,7 +64,7 @@ def parameters_of(name: str, *, shard: int | None = None, **changes: Any) -> Par
     raw = {
         "architecture": {"type": name, **values(component)}, "objective": dict(OBJECTIVES[name]),
         "data": {"train": ["store"], "sequence_length": 32}, "batch_size": {"-1": 8}, "max_steps": 1,
-        "optimizer": {"type": "adamw", "learning_rate": 0.1}, "schedule": {"type": "constant"},
+        "precision": "fp32", "optimizer": {"type": "adamw", "learning_rate": 0.1}, "schedule": {"type": "constant"},
         "parallel": {"engine": "fsdp", "dp_shard_size": shard}, **changes,
     }  # fmt: skip
     return Parameters.from_dict(raw, source="test")

@@ -39,7 +39,7 @@ def written(name: str, *, dropout: float = 0.0, **changes: Any) -> dict[str, Any
         "data": {"train": ["store"], "sequence_length": SEQUENCE_LENGTH},
         "architecture": {"type": name, **values(component), **dropouts, "num_hidden_layers": 5},
         "objective": {"type": "causal_lm"}, "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"},
-        "batch_size": {"-1": 6}, "max_steps": 1, **changes,
+        "batch_size": {"-1": 6}, "max_steps": 1, "precision": "fp32", **changes,
     }  # fmt: skip
 
 

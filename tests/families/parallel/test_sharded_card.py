@@ -16,6 +16,7 @@ def test_the_stream_moves_less_and_starts_fewer_kernels_under_fsdp(tmp_path: Pat
     raw: dict[str, Any] = json.loads((fake_cuda_cases.PRESETS / "llama_8b.json").read_text())
     raw["architecture"]["num_hidden_layers"] = 2
     raw |= {"data": {"train": ["store"], "sequence_length": 2048}, "evaluation": None, "trackers": []}
+    raw["precision"] = "bf16"
     cases = {"stream": raw, "autocast": {**raw, "autocast": True}}
     seen = json.loads(fake_cuda_cases.run([str(WORKER)], json.dumps(cases), fake_cuda.compile_guard(tmp_path)))
     assert all(each.pop("waits") == [] for each in seen.values())

@@ -42,6 +42,7 @@ def build(
     """
     parameters, vocabulary, context = run.parameters, run.vocabulary, run.context
     parallel = parameters.parallel
+    assert parameters.precision != "auto", "the start of a run settles it"
     transform("precision", module, run)
     shares = {name: scale.rate for name, scale in find_scales(parameters, module, vocabulary).items()}
     scaler = None

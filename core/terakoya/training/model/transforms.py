@@ -29,8 +29,9 @@ OWN = {
     ),
 }  # fmt: skip
 """Those of the core, by the key of parameters that wants them."""
-OWN_PRECISIONS = ("fp32", "bf16", "fp16")
-"""Those of torch's own products; any other `precision` is the name of a plugin's transform."""
+OWN_PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+"""Those of torch's own products, and what the start of a run replaces by one of them; any other `precision` is the name
+of a plugin's transform."""
 
 
 def find_transforms(parameters: Parameters) -> dict[str, ModuleTransform]:

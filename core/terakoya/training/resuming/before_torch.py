@@ -57,6 +57,7 @@ def _check_resume(
     """Raises UserError where the run does not continue from its checkpoint `folder` with these `parameters`; `lines`
     receives every parameter that has changed."""
     manifest = read_manifest(folder)
+    parameters = parameters.with_precision(manifest["parameters"]["precision"])
     if (fork := consent_of_fork(run, folder)) is not None:
         allow_change |= frozenset(fork.changed)
     fingerprints = manifest["stores"]

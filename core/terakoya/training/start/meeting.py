@@ -26,15 +26,16 @@ from terakoya.config.parameters import RANKS_MAY_DIFFER, Parameters
 from terakoya.distributed.context import DistributedContext, connect
 from terakoya.distributed.signals import StopRequest
 from terakoya.distributed.topology import LaunchInfo
-from terakoya.errors import FileError, RankLostError, UserError
+from terakoya.errors import FileError, RankLostError, TemporaryFailure, UserError
 from terakoya.json_settings import leaves
 from terakoya.places import HERE, Place
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.stores import Stores
+from terakoya.runs.checkpoints import DamagedError, list_checkpoints, read_manifest
 from terakoya.runs.folder import check_place, lock_run
 from terakoya.store.tokenizer_identity import recorded_vocabulary
-from terakoya.toolkit.fast_products import multiplies_fast
+from terakoya.toolkit.fast_products import fastest_precision, multiplies_fast
 from terakoya.training.engines.build import find_plugin_engine
 from terakoya.training.model.transforms import find_transforms
 from terakoya.version import __version__, find_commit
@@ -88,8 +89,9 @@ class StartOptions:
 DEFAULTS = StartOptions()
 
 
-def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Stores, DistributedContext]:
-    """Opens the stores and joins the processes that the launcher started, which the caller leaves at the end.
+def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Parameters, Stores, DistributedContext]:
+    """Settles the precision, opens the stores, and joins the processes that the launcher started, which the caller
+    leaves at the end.
 
     Raises:
         RankLostError: not all processes have come in time.
@@ -102,6 +104,7 @@ def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Stor
     stores, given, error = None, {}, None
     try:
         check_place(out)
+        parameters = settle_precision(parameters, out)
         find_plugin_engine(parameters.parallel, processes=launch.world_size)
         stores = Stores.of_run(parameters)
         given = describe_given(parameters, stores, options.place) if launch.world_size > 1 else {}
@@ -126,7 +129,18 @@ def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Stor
             raise error from None
         raise
     assert stores is not None, "connect has raised the error"
-    return stores, context
+    return parameters, stores, context
+
+
+def settle_precision(parameters: Parameters, out: Path) -> Parameters:
+    """Returns the parameters with what "auto" means for the run in `out`: the precision of its newest checkpoint, or
+    else the fastest of this process's device. Raises UserError where other parameters rule it out."""
+    if parameters.precision == "auto":
+        with contextlib.suppress(TemporaryFailure):  # of which more is said when the run is opened
+            for _, folder in reversed(list_checkpoints(out / "checkpoints")):
+                with contextlib.suppress(DamagedError):
+                    return parameters.with_precision(read_manifest(folder)["parameters"]["precision"])
+    return parameters.with_precision(fastest_precision(_own_device()))
 
 
 @contextlib.contextmanager
@@ -201,8 +215,11 @@ def _parameters(dumped: Mapping[str, Any], stores: Stores) -> dict[str, Any]:
 def _has_fast_bf16() -> bool:
     """Returns whether this process's device multiplies bf16 fast; otherwise Muon, which every process computes for
     itself, takes float32."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    return multiplies_fast("bf16", device)
+    return multiplies_fast("bf16", _own_device())
+
+
+def _own_device() -> torch.device:
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _versions_that_compute() -> dict[str, str]:
