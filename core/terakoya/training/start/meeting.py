@@ -135,11 +135,12 @@ def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Para
 def settle_precision(parameters: Parameters, out: Path) -> Parameters:
     """Returns the parameters with what "auto" means for the run in `out`: the precision of its newest checkpoint, or
     else the fastest of this process's device. Raises UserError where other parameters rule it out."""
-    if parameters.precision == "auto":
-        with contextlib.suppress(TemporaryFailure):  # of which more is said when the run is opened
-            for _, folder in reversed(list_checkpoints(out / "checkpoints")):
-                with contextlib.suppress(DamagedError):
-                    return parameters.with_precision(read_manifest(folder)["parameters"]["precision"])
+    if parameters.precision != "auto":
+        return parameters
+    with contextlib.suppress(TemporaryFailure):  # of which more is said when the run is opened
+        for _, folder in reversed(list_checkpoints(out / "checkpoints")):
+            with contextlib.suppress(DamagedError):
+                return parameters.with_precision(read_manifest(folder)["parameters"]["precision"])
     return parameters.with_precision(fastest_precision(_own_device()))
 
 
