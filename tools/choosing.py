@@ -35,16 +35,19 @@ The rules: of the presets for which the corpus is large enough, the one whose lo
 hours, by the fit of [Besiroglu et al. (2024)](https://arxiv.org/abs/2404.10102) to the models of Chinchilla, 482 /
 N^0.348 + 2085 / D^0.366 for N parameters outside the embeddings and D tokens. An encoder passes at most 40 times over
 its corpus and needs 2 different tokens for each such parameter; a decoder passes 4 times and needs 5. A run of fewer
-than 5,000 steps gets smaller batches, down to 2,048 tokens; Muon keeps the preset's rate, that of other optimizers
-falls as the square root of the rows. `terakoya init` writes the reason for each number into the pipeline file. `--like
-bert` and other models choose among the presets of their papers, by the same rules.
+than 5,000 steps gets smaller batches, down to 2,048 tokens. Muon's rate is 9 over the width and the cube root of the
+steps, which are taken for 250 at least; with larger batches it grows as their square root up to the preset's rate. That
+of other optimizers falls as the square root of the rows. `terakoya init` writes the reason for each number into the
+pipeline file. `--like bert` and other models choose among the presets of their papers, by the same rules.
 
 What they rest on: the fit is of causal models of 70 M parameters and more, 4 passes of causal models, too (Muennighoff
 et al., 2023), 40 passes are BERT's own. Two sizes of encoder were compared after the same minutes of one core, and the
 batches of short runs ([figures](../../tools/bench/README.md#sizes-after-the-same-minutes)): `tiny_modernbert` is ahead
 of `bert_ja_small` by 0.36 after 8 minutes and by 0.20 after 32, as the fit says. By the fit they meet after some 80,
 which was not measured. Chinchilla's own numbers, which the fit corrects, would have the larger one ahead after 26. That
-an encoder needs 2 different tokens is our rule, and not measured.
+an encoder needs 2 different tokens is our rule, and not measured. Muon's rate is a fit to
+[runs of 300 to 7,200 steps](../../tools/bench/README.md#rates-of-long-runs) of 2,048 tokens with widths of 128 and 256;
+how it grows with the batch is Adam's rule (Malladi et al., 2022), and was not measured.
 
 `terakoya init --from MODEL` takes the model's own size. A masked model reads the text of the field at most 10 times, a
 causal one 4 times, with as many rows of general text besides as `--replay-share` says. The learning rate is 2e-4 at a

@@ -96,6 +96,10 @@ LEAST_STEPS = 5000
 LEAST_TOKENS = 2048
 """Tokens of a step, below which it makes no smaller batch: the fewest for which sizes and rates were compared
 (docs/reference/choosing.md)."""
+MUON_RATE, SHORT_RUN = 9.0, 250
+"""Muon's best learning rate, times the width and the cube root of the steps, in runs of at least so many steps of
+`LEAST_TOKENS` tokens: seen with widths of 128 and 256 and 300 to 7,200 steps (tools/bench/README.md, "Rates of long
+runs"). Bjorck et al. 2024 (arXiv:2409.19913) find nearly this power, 0.32, for AdamW."""
 DECAY = {"decay_ratio": 0.2, "decay_type": "1-sqrt"}
 """How the rate falls where a preset's never does: in the last fifth, as good as any of the encoders' schedules compared
 in docs/explanation/recipes.md, by the shape of Hägele et al. 2024 (arXiv:2405.18392)."""
@@ -401,9 +405,13 @@ def _runs(preset: Mapping[str, Any], *, trained: float, machine: Machine) -> Ite
         rows = max(least, rows // 2)
     rows = max(rows, machine.count)
     steps = max(1, round(trained / (rows * length)))
-    # a step of Muon is as long whatever its gradients are: in short runs the preset's rate was best at any batch
-    scale = 1.0 if preset["optimizer"]["type"] == "muon" else math.sqrt(rows / preset_rows)
-    rate = _round_to_two_digits(preset["optimizer"]["learning_rate"] * scale)
+    own_rate = preset["optimizer"]["learning_rate"]
+    scale = math.sqrt(rows / preset_rows)
+    if preset["optimizer"]["type"] == "muon":
+        small = MUON_RATE / preset["architecture"]["hidden_size"] / max(steps, SHORT_RUN) ** (1 / 3)
+        # the root of the batch is Adam's rule (Malladi et al. 2022): up to the preset's rate, for Muon was not tried
+        scale = min(small * math.sqrt(rows / least), max(small, own_rate)) / own_rate
+    rate = _round_to_two_digits(own_rate * scale)
     schedule = dict(preset["schedule"])
     if schedule["type"] == "constant":  # a trunk, which other runs end
         schedule |= {"type": "warmup_stable_decay", **DECAY}

@@ -146,9 +146,11 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         "parameters": f"The preset {choice.preset}: {describe_preset(choice.preset)}. With this vocabulary it has "
         f"{estimated.sizes.parameters / 1e6:,.1f} M. Chosen because: {LIMITS[choice.limit]}.",
         **({"parameters.architecture": reason} if (reason := recipe.explain(choice.preset)) else {}),
-        "parameters.optimizer": "The preset's learning rate, times the square root of the change of the batch."
-        if parameters["optimizer"] != preset["optimizer"]
-        else "The preset's.",
+        "parameters.optimizer": "The preset's."
+        if parameters["optimizer"] == preset["optimizer"]
+        else "The preset's, with a learning rate of Muon for a run of so many steps of a model so wide."
+        if preset["optimizer"]["type"] == "muon"
+        else "The preset's learning rate, times the square root of the change of the batch.",
         "parameters.schedule": "Warm-up: the preset's, at most a tenth of the run."
         if parameters["schedule"]["type"] == preset["schedule"]["type"]
         else "The preset's rate never falls, for other runs to end; this run ends itself in its last fifth.",
