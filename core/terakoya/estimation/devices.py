@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import torch
+
 from terakoya.errors import UserError, nearest
 from terakoya.toolkit.fast_products import Precision, fastest_precision
 from terakoya.training.throughput import PEAK_TFLOPS, peak_tflops
@@ -64,7 +66,6 @@ def _words(name: str) -> set[str]:
 def local_device() -> Device:
     """Returns the device that this machine would train on."""
     import psutil
-    import torch
 
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -80,8 +81,6 @@ def is_here(device: Device) -> bool:
 
 def precision_on(device: Device) -> Precision:
     """Returns what the precision "auto" means on `device`; every card of `MEMORY_GIB` has bf16."""
-    import torch
-
     if device.gpu and not is_here(device):
         return "bf16"
     return fastest_precision(torch.device("cuda", 0) if device.gpu else torch.device(CPU))

@@ -110,14 +110,9 @@ def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS)
             steps = trainer.plan.length.steps
             seconds += _validation_seconds(trainer, steps, rates[0])
             return DrySteps(
-                seconds / 3600,
-                steps,
-                rates[0],
-                phases[0].rank_batch,
-                context.world_size,
-                stores.vocabulary.size,
+                seconds / 3600, steps, rates[0], phases[0].rank_batch, context.world_size, stores.vocabulary.size,
                 parameters,
-            )
+            )  # fmt: skip
     finally:
         context.close(waits=False)
 
