@@ -111,6 +111,7 @@ def test_a_pipeline_of_another_processor_is_refused_where_its_precision_is_slow(
 ) -> None:
     monkeypatch.setattr("terakoya.toolkit.fast_products.multiplies_fast", lambda precision, device: False)
     monkeypatch.setattr("terakoya.toolkit.fast_products.slowdown", lambda precision, device: 41.0)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("春が来た。\n")
     given = {"corpus": [str(tmp_path / "text.txt")], "parameters": {**MODEL, "precision": "bf16"}}
     with pytest.raises(
