@@ -18,7 +18,7 @@ from terakoya.estimation.speed import describe_hours
 from terakoya.log import plural, translated
 from terakoya.pipeline.choosing import LEAST_STEPS_BETWEEN, Candidate, Choice, Machine, least_rows
 from terakoya.pipeline.corpus_facts import CorpusFacts
-from terakoya.pipeline.new_pipeline import FEW_DOCUMENTS, PRECISIONS, held_out_share
+from terakoya.pipeline.new_pipeline import FEW_DOCUMENTS, held_out_share
 from terakoya_continuation.fit import Fit
 from terakoya_continuation.published import OBJECTIVES, Kind, PublishedModel
 
@@ -242,7 +242,7 @@ def _comments(
         "parameters.max_steps": f"{choice.steps:,} step{plural(choice.steps)} x {rows:,} row{plural(rows)} x "
         f"{model.length:,} tokens: {seen}. Predicted: {translated(describe_hours(choice.hours))} on {machine.name}, "
         f"{translated(estimated.speed.said)}.",
-        "parameters.precision": PRECISIONS[machine.precision],
+        "parameters.precision": machine.explain_precision(),
         "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
         "apart.",
         "parameters.evaluation": "Before the first step it measures the model as it was, then after each tenth of "

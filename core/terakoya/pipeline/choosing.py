@@ -136,6 +136,10 @@ class Machine:
         """Such as `8 x h100`."""
         return f"{self.count} x {self.device.name}" if self.device.gpu else "this machine's CPU"
 
+    def explain_precision(self) -> str:
+        """Returns what a precision of "auto" is here."""
+        return f"{self.precision} on {self.name}; another takes the fastest that it has."
+
 
 def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None = None) -> Machine:
     """Returns the machine with `count` times the device `gpu`; by default this machine, all its GPUs or its CPU, whose
@@ -387,7 +391,7 @@ class Candidate:
             if estimated.fits is not False and speed is not None:
                 estimated = with_speed(estimated, speed, parameters, validated)
                 done = raw["max_steps"] * sum(raw["batch_size"].values()) * self.length
-                return Choice(self.preset, raw, self.vocabulary, tokens, done, estimated, "")
+                return Choice(self.preset, {**raw, "precision": "auto"}, self.vocabulary, tokens, done, estimated, "")
         return None
 
 

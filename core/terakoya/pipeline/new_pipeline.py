@@ -34,11 +34,6 @@ FEW_DOCUMENTS = 100
 SENTINELS = 26
 """Unused pieces of a tokenizer for T5, which mark the spans that are cut out of rows of up to 512 tokens."""
 
-PRECISIONS = {
-    "bf16": "Products of matrices in bfloat16. A processor without instructions for it needs fp32.",
-    "fp16": "This GPU has no bf16.",
-    "fp32": "This CPU has no instructions for bf16.",
-}
 LIMITS = {
     "corpus": "a larger model would learn this corpus by heart",
     "hours": "a larger model would not see enough tokens in the given hours",
@@ -166,7 +161,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         f"x {length:,} tokens = {_amount(choice.trained_tokens)} tokens: {choice.passes:.3g} passes over about "
         f"{_amount(choice.tokens)} tokens (at most {PASSES[kind]} are useful). Predicted: "
         f"{translated(describe_hours(choice.hours))} on {machine.name}, {translated(speed.said)}.",
-        "parameters.precision": PRECISIONS[machine.precision],
+        "parameters.precision": machine.explain_precision(),
         "parameters.deterministic": "A run that is stopped goes on to the bit. false is faster: a BERT base on an H200 "
         "1.47 times, with CUDA graphs.",
         "parameters.checkpoint": "A checkpoint after each tenth of the run and at least every half-hour, but at least "

@@ -202,7 +202,7 @@ def test_the_model_grows_with_the_corpus_and_the_hours() -> None:
     for each in (small, middle, large, short):
         parameters = Parameters.from_dict(each.parameters, source="chosen")
         assert each.passes <= 40.1 and each.estimated.fits and each.hours[1] <= 48.1
-        assert parameters.precision == "bf16" and parameters.max_steps == each.steps
+        assert parameters.precision == "auto" and parameters.max_steps == each.steps
         assert each.trained_tokens == each.steps * sum(parameters.batch_size.values()) * parameters.data.sequence_length
 
 
@@ -215,7 +215,7 @@ def test_a_gpu_in_no_list_is_measured(has_bf16: bool, precision: str, monkeypatc
     machine = find_machine(None, None, measure=lambda *run: Speed(0.1, 0.1, 0.3, "probe", "as told"))
     assert (machine.count, machine.precision) == (2, precision)
     choice = choose(tokens=10**6, vocabulary=32_768, recipe=FAMILIES["encoder"], goal="model", machine=machine, hours=1)
-    assert choice.parameters["precision"] == precision and choice.estimated.device == card and choice.estimated.fits
+    assert choice.parameters["precision"] == "auto" and choice.estimated.device == card and choice.estimated.fits
     with pytest.raises(UserError, match="the speed of NVIDIA GeForce RTX 4080 is unknown; measure it there"):
         find_machine(None, None)
 

@@ -480,9 +480,8 @@ def test_init_writes_its_reasons_in_japanese(
     written = Path("pipeline.json").read_text(encoding="utf-8")
     comments = [line.strip() for line in written.splitlines() if line.strip().startswith("//")]
     assert len(comments) > 10 and not re.search(" (the|of|and|is|are|with|at) ", "\n".join(comments)), comments
-    assert (
-        "// MeCab の単語を、ピースに分けたもの。" in comments and "// この CPU に bf16 の命令はありません。" in comments
-    )
+    precision = "// このマシンの CPU では fp32。別のマシンでは、そのマシンで最も速いものになります。"
+    assert "// MeCab の単語を、ピースに分けたもの。" in comments and precision in comments
     assert max(cell_len(line) for line in written.splitlines()) <= 120, "a comment is as wide as its columns"
     assert read_pipeline(Path("pipeline.json")).corpus == ("corpus.txt",)
 
