@@ -10,17 +10,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from terakoya.errors import UserError
 
 Submit = Callable[..., "Future[Any]"]
+Key = TypeVar("Key")
 
 ENDED_BY_AN_ERROR = frozenset({0, 1})
 """Exit codes of a worker that Python ended: 0 after an error in its first call, 1 after any other."""
@@ -152,6 +154,43 @@ def workers(
         pool.shutdown(cancel_futures=True)
         parent_end.close()
         worker_end.close()
+
+
+def in_order(
+    calls: Iterable[tuple[Key, tuple[Any, ...]]], processes: int, make: Callable[..., Callable[..., Any]],
+    arguments: Sequence[Any] = (), *, task: str, remedy: str = "",
+) -> Iterator[tuple[Key, Any]]:  # fmt: skip
+    """Calls the function that `make(*arguments)` returns once for each of `calls`, a key and the arguments: in this
+    process if `processes` is 1, else in as many workers, each of which makes its own. Yields each key with its result,
+    in the order of `calls`, of which a few are in memory at a time. Raises UserError as `workers`."""
+    if processes == 1:
+        function = make(*arguments)
+        for key, given in calls:
+            yield key, function(*given)
+        return
+    warm_up([make.__module__])
+    waiting: deque[tuple[Key, Future[Any]]] = deque()
+    with workers(processes, _make, (make, arguments), task=task, remedy=remedy) as submit:
+        for key, given in calls:
+            waiting.append((key, submit(_call, *given)))
+            if len(waiting) > 2 * processes:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
+
+
+_made: Callable[..., Any] | None = None
+
+
+def _make(make: Callable[..., Callable[..., Any]], arguments: Sequence[Any]) -> None:
+    global _made
+    _made = make(*arguments)
+
+
+def _call(*given: Any) -> Any:
+    assert _made is not None, "worker was not started"
+    return _made(*given)
 
 
 def _explain_death(pool: ProcessPoolExecutor, processes: int) -> str:

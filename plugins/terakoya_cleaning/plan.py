@@ -10,9 +10,8 @@ import hashlib
 import json
 import logging
 import shutil
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from terakoya.corpus.files import Source
 from terakoya.errors import UserError
 from terakoya.log import translated
 from terakoya.preparation.sharding import Shard
-from terakoya.process_pool import workers
+from terakoya.process_pool import in_order
 from terakoya_cleaning.cleaning import PLAN, Cleaning
 from terakoya_cleaning.notes import ArraysOnDisk, save_array
 from terakoya_cleaning.reading import NamedStep, show_text
@@ -285,34 +284,14 @@ def _write_parts(corpus: Corpus, cleaning: Cleaning, parts: Path, block_bytes: i
     blocks = (
         (cleaning.document_number(block.file, block.line), block) for block in corpus.blocks(block_bytes=block_bytes)
     )
-    missing = ((number, block) for number, block in blocks if not _part(parts, number).exists())
-    if processes == 1:
-        writer = _PartWriter(corpus, cleaning, parts)
-        for number, block in missing:
-            writer.write_part(number, block)
-        return
+    calls = ((number, (number, block)) for number, block in blocks if not _part(parts, number).exists())
     remedy = "Finished work is kept: run the same command again"
-    with workers(processes, _start_worker, (corpus, cleaning, parts), task="cleaning", remedy=remedy) as submit:
-        futures: deque[Future[None]] = deque()
-        for number, block in missing:
-            futures.append(submit(_write_part_in_worker, number, block))
-            if len(futures) > 2 * processes:
-                futures.popleft().result()
-        for future in futures:
-            future.result()
+    for _ in in_order(calls, processes, _part_writer, (corpus, cleaning, parts), task="cleaning", remedy=remedy):
+        pass
 
 
-_writer: _PartWriter | None = None
-
-
-def _start_worker(corpus: Corpus, cleaning: Cleaning, parts: Path) -> None:
-    global _writer
-    _writer = _PartWriter(corpus, cleaning, parts)
-
-
-def _write_part_in_worker(number: int, block: Block) -> None:
-    assert _writer is not None, "worker was not started"
-    _writer.write_part(number, block)
+def _part_writer(corpus: Corpus, cleaning: Cleaning, parts: Path) -> Callable[[int, Block], None]:
+    return _PartWriter(corpus, cleaning, parts).write_part
 
 
 # -------------------------------------------------------------------------------------------------- all documents

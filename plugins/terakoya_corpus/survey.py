@@ -7,9 +7,8 @@ is the same for any number of processes.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +17,7 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Block
 from terakoya.corpus.files import compression_of, format_of
 from terakoya.errors import UserError
-from terakoya.process_pool import workers
+from terakoya.process_pool import in_order
 from terakoya_corpus.counting import _BINS, DistinctTexts, FrequentKeys, Sampled, count_lengths
 from terakoya_corpus.reading import WebDocument, encoding_of, read_block, split_files
 from terakoya_corpus.scripts import find_scripts
@@ -184,28 +183,13 @@ def survey_corpus(
     """
     survey = Survey(sample_characters)
     done = 0
-
-    def add(file: FileFacts, block: Block, found: BlockFacts) -> None:
-        nonlocal done
+    blocks = _blocks(corpus, survey.files)
+    calls = (((file, block), (single, block, survey.texts.sample_limit)) for single, file, block in blocks)
+    for (file, block), found in in_order(calls, processes, _measurer, task="corpus report"):
         survey.add(file, found)
         done += block.disk_bytes
         if progress is not None:
             progress(done, corpus.total_bytes)
-
-    blocks = _blocks(corpus, survey.files)
-    if processes == 1:
-        for single, file, block in blocks:
-            add(file, block, measure_block(single, block, survey.texts.sample_limit))
-    else:
-        with workers(processes, _start_worker, (), task="corpus report") as submit:
-            running: deque[tuple[FileFacts, Block, Future[BlockFacts]]] = deque()
-            for single, file, block in blocks:
-                running.append((file, block, submit(measure_block, single, block, survey.texts.sample_limit)))
-                if len(running) > 2 * processes:
-                    first, of, future = running.popleft()
-                    add(first, of, future.result())
-            for first, of, future in running:
-                add(first, of, future.result())
     if not survey.documents and all(each.problem for each in survey.files):
         raise UserError(survey.files[0].problem)
     if not survey.documents and not survey.rejected:
@@ -214,8 +198,8 @@ def survey_corpus(
     return survey
 
 
-def _start_worker() -> None:
-    """A worker keeps nothing."""
+def _measurer() -> Callable[..., BlockFacts]:
+    return measure_block
 
 
 def _blocks(corpus: Corpus, files: list[FileFacts]) -> Iterator[tuple[Corpus, FileFacts, Block]]:

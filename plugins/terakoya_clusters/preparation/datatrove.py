@@ -13,8 +13,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from datatrove.utils.stats import PipelineStats
 from terakoya.errors import UserError, import_extra
 from terakoya.preparation.encoding import BlockEncoder
 from terakoya.preparation.job import PrepareJob
-from terakoya.process_pool import workers
+from terakoya.process_pool import in_order
 from terakoya.store.token_store import StoreFacts
 from terakoya_clusters.preparation.block_list import list_blocks
 from terakoya_clusters.preparation.datatrove_settings import (
@@ -122,27 +123,16 @@ class _Local(LocalPipelineExecutor):
         wait for it forever."""
         self.save_executor_as_json()
         pickled = dill.dumps(self)
-        if self.workers == 1:
-            stats = [_run_task(pickled, rank) for rank in range(self.tasks)]
-        else:
-            remedy = "Finished parts are kept: run the same command again and it finishes what is left"
-            with workers(self.workers, _start_worker, (pickled,), task="prepare", remedy=remedy) as submit:
-                running = [submit(_run_in_worker, rank) for rank in range(self.tasks)]
-                stats = [future.result() for future in running]
+        remedy = "Finished parts are kept: run the same command again and it finishes what is left"
+        calls = ((rank, (rank,)) for rank in range(self.tasks))
+        ended = in_order(calls, self.workers, _task_runner, (pickled,), task="prepare", remedy=remedy)
+        stats = [each for _, each in ended]
         with self.logging_dir.open("stats.json", "wt") as file:
             sum(stats, start=PipelineStats()).save_to_disk(file)
 
 
-_pickled = b""
-
-
-def _start_worker(pickled: bytes) -> None:
-    global _pickled
-    _pickled = pickled
-
-
-def _run_in_worker(rank: int) -> PipelineStats:
-    return _run_task(_pickled, rank)
+def _task_runner(pickled: bytes) -> Callable[[int], PipelineStats]:
+    return partial(_run_task, pickled)
 
 
 def _run_task(pickled: bytes, rank: int) -> PipelineStats:

@@ -9,9 +9,8 @@ processes.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from terakoya.corpus.files import format_of
 from terakoya.corpus.rejects import Rejects
 from terakoya.corpus.unread_text import count_unread, find_unread, warn_of_unread
 from terakoya.errors import UserError
-from terakoya.process_pool import workers
+from terakoya.process_pool import in_order
 
 Splitter = Callable[[str], Iterable[str]]
 """A function from a document to its words; `stops_at_nul`, if it has that, is as in `WordSplitter`."""
@@ -90,10 +89,10 @@ def count_words(
     if processes < 1 or max_words < 1 or (sample_bytes is not None and sample_bytes < 1):
         raise UserError("processes, max_words and sample_bytes: expected at least 1")
     merger = _Merger(max_words)
-    blocks = sample_blocks(corpus, sample_bytes)
     unread: Counter[str] = Counter()
     done = 0
-    for block, counted in _in_order(blocks, corpus, splitter, processes):
+    calls = ((block, (block,)) for block in sample_blocks(corpus, sample_bytes))
+    for block, counted in in_order(calls, processes, _BlockCounter, (corpus, splitter), task="counting words"):
         merger.add(counted)
         unread.update(counted.unread)
         done += block.disk_bytes
@@ -164,7 +163,7 @@ class _BlockCounter:
         self._corpus, self._split = corpus, splitter()
         self._stops_at_nul = getattr(self._split, "stops_at_nul", False)
 
-    def count(self, block: Block) -> _Counted:
+    def __call__(self, block: Block) -> _Counted:
         counts: Counter[str] = Counter()
         rejects = Rejects()
         unread: list[str] = []
@@ -192,36 +191,3 @@ def sample_blocks(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
             in_rows = format_of(block.file) == "parquet"
             taken += block.disk_bytes if in_rows else block.stop - block.start
             yield block
-
-
-def _in_order(
-    blocks: Iterable[Block], corpus: Corpus, splitter: Callable[[], Splitter], processes: int
-) -> Iterator[tuple[Block, _Counted]]:
-    """Yields each block with its counts, in the order of `blocks`; only a few blocks are in memory at a time."""
-    if processes == 1:
-        counter = _BlockCounter(corpus, splitter)
-        for block in blocks:
-            yield block, counter.count(block)
-        return
-    waiting: deque[tuple[Block, Future[_Counted]]] = deque()
-    with workers(processes, _start_worker, (corpus, splitter), task="counting words") as submit:
-        for block in blocks:
-            waiting.append((block, submit(_count_block, block)))
-            if len(waiting) > 2 * processes:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
-
-
-_counter: _BlockCounter | None = None
-
-
-def _start_worker(corpus: Corpus, splitter: Callable[[], Splitter]) -> None:
-    global _counter
-    _counter = _BlockCounter(corpus, splitter)
-
-
-def _count_block(block: Block) -> _Counted:
-    assert _counter is not None, "worker was not started"
-    return _counter.count(block)
