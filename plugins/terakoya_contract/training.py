@@ -8,7 +8,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,6 +18,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.plugins import registry
+from terakoya.toolkit.attributes import replace_level
 from terakoya.training.setup import train_in_this_process
 from terakoya_contract import settings, toy
 from terakoya_contract.results import Check, CheckFailed, CheckSkipped
@@ -89,7 +90,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
         },
         source="a toy run",
     )
-    with _silence_logging():
+    with replace_level("terakoya", logging.ERROR), redirect_stderr(io.StringIO()):
         train_in_this_process(parameters, folder / "run")
     losses = _read_losses(folder / "run")
     if not losses[-1] < losses[0] - 0.1:
@@ -97,7 +98,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
     last = folder / "run" / "checkpoints" / f"step-{STEPS:08d}"
     weights = _read_weights(last)
     shutil.rmtree(last)
-    with _silence_logging():
+    with replace_level("terakoya", logging.ERROR), redirect_stderr(io.StringIO()):
         train_in_this_process(parameters, folder / "run")
     if _read_losses(folder / "run") != losses or _read_weights(last) != weights:
         raise CheckFailed(
@@ -121,19 +122,6 @@ def _learning_rate(optimizer: type[Optimizer]) -> float:
     """A learning rate high enough for a toy run: the optimizer's default, at least HIGH_RATE."""
     default = optimizer.model_fields["learning_rate"].default
     return max(HIGH_RATE, default) if isinstance(default, float) else HIGH_RATE
-
-
-@contextmanager
-def _silence_logging() -> Iterator[None]:
-    """Silences the log and the standard error of a run."""
-    logger = logging.getLogger("terakoya")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(before)
 
 
 def _read_losses(run_folder: Path) -> list[float]:

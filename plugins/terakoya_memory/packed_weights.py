@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.errors import UserError, import_extra
+from terakoya.toolkit.attributes import replace_level
 from terakoya.training.model.module_parts import top_level_models
 
 KEY = "lora.quantization"
@@ -126,10 +127,5 @@ def _unpack(packed: Tensor, scales: Tensor, kind: str, shape: tuple[int, int], d
 
 
 def _bitsandbytes() -> Any:
-    log = logging.getLogger("bitsandbytes")
-    level = log.level
-    log.setLevel(logging.ERROR)  # it asks for kernels that nothing here needs
-    try:
+    with replace_level("bitsandbytes", logging.ERROR):  # it asks for kernels that nothing here needs
         return import_extra("bitsandbytes", "memory", KEY)
-    finally:
-        log.setLevel(level)

@@ -27,6 +27,7 @@ from terakoya.estimation.synthetic_rows import ONE_A_ROW, synthetic_vocabulary
 from terakoya.rows.stores import Stores
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
+from terakoya.toolkit.attributes import replace_level
 from terakoya.training.model import determinism
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer, free_memory
@@ -231,20 +232,9 @@ def _shrunk(
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """While open, terakoya logs errors alone."""
-    logger = logging.getLogger("terakoya")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextmanager
 def _trainer(parameters: Parameters, folder: Path, context: DistributedContext) -> Iterator[Trainer]:
     """Builds the trainer of `parameters`, without a word; its memory is free afterwards."""
-    with _silence(), determinism.restore_choice(), closing(RunLog(folder, (), {}, active=False)) as run_log:
+    quiet = replace_level("terakoya", logging.ERROR)
+    with quiet, determinism.restore_choice(), closing(RunLog(folder, (), {}, active=False)) as run_log:
         yield build_trainer(parameters, folder, Stores.open(parameters.data), context, run_log)
     free_memory(context)

@@ -1,7 +1,8 @@
-"""Attributes and environment variables that have other values for a while."""
+"""Attributes, environment variables and levels of logs that are others for a while."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,3 +33,15 @@ def replace_variables(values: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def replace_level(logger: str, level: int) -> Iterator[None]:
+    """While open, the logger of this name has the `level`."""
+    found = logging.getLogger(logger)
+    before = found.level
+    found.setLevel(level)
+    try:
+        yield
+    finally:
+        found.setLevel(before)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya import hookimpl
 from terakoya.components import Exporter
+from terakoya.toolkit.attributes import replace_level
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -211,15 +212,10 @@ def _write_readme(model: PreTrainedModel, graphs: Sequence[Graph], folder: Path)
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """Keeps the exporter's remarks on what it does, which concern its developers, from the screen."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    quiet = replace_level("torch.onnx", logging.ERROR)
+    with quiet, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
 
 
 @hookimpl
