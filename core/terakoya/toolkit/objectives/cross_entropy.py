@@ -39,7 +39,7 @@ def summed_cross_entropy_(logits: Tensor, labels: Tensor, columns: Columns | Non
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not (torch.is_grad_enabled() and logits.requires_grad):
         return _without_gradient(logits, labels, columns)
-    loss, _ = _SummedCrossEntropy.apply(logits, labels, columns)
+    loss, _, _ = _Summed.apply(logits, labels, columns)
     return loss
 
 
@@ -54,7 +54,7 @@ def summed_cross_entropy_and_odds_(
         own = without_padding(logits, columns)
         odds = (own - _largest(own, columns)).exp_()
         return _without_gradient(logits, labels, columns), odds
-    loss, odds = _SummedCrossEntropy.apply(logits, labels, columns)
+    loss, _, odds = _Summed.apply(logits, labels, columns)
     return loss, without_padding(odds.detach(), columns)
 
 
@@ -76,7 +76,7 @@ def summed_cross_entropy_and_z_(
             largest = _largest(own, columns)
             log_z = (columns.part.group.all_reduce((own - largest).exp().sum(1, keepdim=True)).log() + largest)[:, 0]
         return loss, (log_z * (labels != IGNORED)).square().sum()
-    loss, z, _ = _SummedCrossEntropyAndZ.apply(logits, labels, columns)
+    loss, z, _ = _Summed.apply(logits, labels, columns)
     return loss, z
 
 
@@ -128,29 +128,7 @@ def _subtract_at_labels(own: Tensor, column: Tensor, elsewhere: Tensor | None, s
     own.scatter_add_(1, column, -(share if elsewhere is None else share.masked_fill(elsewhere, 0.0)))
 
 
-class _SummedCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, columns: Columns | None) -> tuple[Tensor, Tensor]:
-        used, column, elsewhere, _, of_labels, total = _exponentiate(logits, labels, columns)
-        ctx.columns = columns
-        ctx.mark_dirty(logits)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, total, column, elsewhere, used)
-        return (total.log() - of_labels).mul_(used).sum(), logits
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
-        logits, total, column, elsewhere, used = ctx.saved_tensors
-        if gradient is None:
-            return None, None, None
-        share = gradient * used
-        own = without_padding(logits, ctx.columns).mul_(share / total)
-        _subtract_at_labels(own, column, elsewhere, share)
-        return logits, None, None
-
-
-class _SummedCrossEntropyAndZ(torch.autograd.Function):
+class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, columns: Columns | None) -> tuple[Tensor, Tensor, Tensor]:
         used, column, elsewhere, largest, of_labels, total = _exponentiate(logits, labels, columns)
@@ -169,7 +147,7 @@ class _SummedCrossEntropyAndZ(torch.autograd.Function):
         if of_loss is None and of_z is None:
             return None, None, None
         share = (0.0 if of_loss is None else of_loss) * used
-        both = share + (0.0 if of_z is None else 2 * of_z * log_z) * used
+        both = share if of_z is None else share + 2 * of_z * log_z * used
         own = without_padding(logits, ctx.columns).mul_(both / total)
         _subtract_at_labels(own, column, elsewhere, share.to(total.dtype))
         return logits, None, None
