@@ -128,10 +128,8 @@ class Architecture(Component):
 
     def scale_width(self, fraction: Fraction, widths: Sequence[str] = WIDTHS) -> Self:
         """Returns this architecture with its `widths` times `fraction`: hidden size, heads and feed-forward, not depth.
-
-        Raises:
-            UserError: a width times `fraction` is not a whole number, or this architecture has other names for widths.
-        """
+        Raises UserError if a width times `fraction` is not a whole number, or this architecture has other names for
+        widths."""
         name, changed = type(self).__name__, {}
         for key in widths:
             width = getattr(self, key, None)

@@ -18,11 +18,8 @@ def copy_weights(
     module: nn.Module, targets: Mapping[str, PreTrainedModel], models: Mapping[str, PreTrainedModel]
 ) -> None:
     """Copies the weights of `models` into `targets`, which are parts of `module`, name by name; all of them or none.
-
-    Raises:
-        UserError: a line for each model that cannot be set: weights that are shared in `module` but differ in `models`,
-            or a target that is not a part of `module`.
-    """
+    Raises UserError, a line for each model that cannot be set: weights that are shared in `module` but differ in
+    `models`, or a target that is not a part of `module`."""
     own = {id(value) for value in module.state_dict(keep_vars=True).values()}
     values: dict[int, tuple[Tensor, Tensor, str]] = {}  # id of our tensor -> itself, its new value, that value's model
     problems = []

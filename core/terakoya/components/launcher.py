@@ -134,11 +134,8 @@ class Launcher(Component):
 
     def check(self, job: Job, folder: Path) -> None:
         """Checks the destination of `job`, with the plan's files in `folder`, and prints what it finds. Starts nothing.
-        `launch --check` calls this.
-
-        Raises:
-            UserError: the destination is not ready; or, by default, this launcher has no checks.
-        """
+        `launch --check` calls this. Raises UserError if the destination is not ready; or, by default, as this launcher
+        has no checks."""
         raise UserError(f"launch {type(self).__name__.lower()}: has no checks; leave out --check")
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:

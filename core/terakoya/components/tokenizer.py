@@ -30,12 +30,9 @@ SHOWN_CHARACTERS = 60
 
 
 def encode_texts(encode: Callable[[list[str]], Encoded], texts: Sequence[str]) -> Encoded:
-    """Returns `encode(texts)`, where `encode` calls a tokenizer of Transformers.
-
-    Raises:
-        UserError: its library, which is written in Rust, cannot encode one of `texts`; the message shows the first of
-            them. What it raises when it panics is no `Exception`, and other errors of it are of no class of their own.
-    """
+    """Returns `encode(texts)`, where `encode` calls a tokenizer of Transformers. Raises UserError if its library, which
+    is written in Rust, cannot encode one of `texts`; the message shows the first of them. What it raises when it panics
+    is no `Exception`, and other errors of it are of no class of their own."""
     try:
         return encode(list(texts))
     except BaseException as error:
@@ -77,16 +74,10 @@ def mecab_arguments(folder: Path) -> dict[str, Any]:
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer in `folder`, loaded by `AutoTokenizer` from local files.
-
-    Args:
-        trust_remote_code: whether Python code that the folder contains may run.
-        options: further arguments of `from_pretrained`.
-
-    Raises:
-        UserError: it cannot be loaded, whatever a broken file makes Transformers and tokenizers raise, or one of its
-            regular expressions takes too long. What tokenizers' Rust code raises when it panics is no `Exception`.
-    """
+    """Returns the tokenizer in `folder`, loaded by `AutoTokenizer` from local files, with further `options` of
+    `from_pretrained`. `trust_remote_code`: whether Python code that the folder contains may run. Raises UserError if it
+    cannot be loaded, whatever a broken file makes Transformers and tokenizers raise, or one of its regular expressions
+    takes too long. What tokenizers' Rust code raises when it panics is no `Exception`."""
     from transformers import AutoTokenizer
 
     pattern_probe.check(Path(folder))

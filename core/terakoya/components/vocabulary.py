@@ -22,10 +22,8 @@ space, and unused slots."""
 
 
 def vocabulary_size(ids: Collection[int]) -> int:
-    """Returns the size of a vocabulary with the pieces `ids`: the largest id and one more.
-
-    Raises UserError for an id far beyond the number of pieces: a model would have an embedding for every number below.
-    """
+    """Returns the size of a vocabulary with the pieces `ids`: the largest id and one more. Raises UserError for an id
+    far beyond the number of pieces: a model would have an embedding for every number below."""
     largest = max(ids, default=-1)
     if largest > 2 * len(ids) + 1000:
         raise UserError(

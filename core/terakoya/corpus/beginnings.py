@@ -42,10 +42,8 @@ def read_beginning(file: Source, codec: str | None = None) -> bytes:
 
 
 def check_beginnings(corpus: Corpus) -> None:
-    """Tells what is no document at the beginnings of the files, and where lines are one document.
-
-    Raises UserError for more rejects than `corpus.max_rejects`: before hours are spent on the rest.
-    """
+    """Tells what is no document at the beginnings of the files, and where lines are one document. Raises UserError for
+    more rejects than `corpus.max_rejects`: before hours are spent on the rest."""
     rejects, disk_bytes = Rejects(), 0
     raw = corpus if corpus.cleaning is None else replace(corpus, cleaning=None)
     for file in sample_files(corpus.sources):

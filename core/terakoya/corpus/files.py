@@ -114,10 +114,8 @@ def _local_files(source: Path) -> list[Path]:
 
 def _files_below(folder: Path) -> Iterator[Path]:
     """Yields what is below `folder` and is no folder, but for hidden names. Links are followed, and each folder is read
-    once, under its own path if it is below `folder`.
-
-    Raises UserError for a folder that cannot be read, and for a link to nothing: its text would be missing.
-    """
+    once, under its own path if it is below `folder`. Raises UserError for a folder that cannot be read, and for a link
+    to nothing: its text would be missing."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror}); correct its permissions or remove it")

@@ -42,11 +42,8 @@ class Device:
 
 
 def find_device(name: str) -> Device:
-    """Returns the device `name`, such as "h100", "a100-80gb", "NVIDIA H100 80GB HBM3" or "cpu".
-
-    Raises:
-        UserError: the device is unknown.
-    """
+    """Returns the device `name`, such as "h100", "a100-80gb", "NVIDIA H100 80GB HBM3" or "cpu". Raises UserError if it
+    is unknown."""
     if name.lower() == CPU:
         return Device(CPU, None, None)
     peak = peak_tflops(name.replace("-80gb", "").replace("-40gb", "").replace("-", " "))

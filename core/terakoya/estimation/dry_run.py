@@ -50,14 +50,9 @@ class DrySteps:
 
 def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS) -> DrySteps:
     """Opens the stores, checks the processes against the batch table and the disk space, and takes one step, and a few
-    more to time them. Where the run in `out` is kept in another place, looks whether that can be read.
-
-    Returns:
-        How fast the steps were.
-
-    Raises:
-        UserError: anything that would stop the run, or keep one of its trackers from recording it.
-    """
+    more to time them. Where the run in `out` is kept in another place, looks whether that can be read. Returns how fast
+    the steps were. Raises UserError for anything that would stop the run, or keep one of its trackers from recording
+    it."""
     parameters, stores, context = meet(parameters, out, options)
     place = options.place
     console = new_console(stderr=True, quiet=not context.is_main)

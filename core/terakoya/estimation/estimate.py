@@ -131,13 +131,11 @@ def estimate(
     parameters: Path | str | Mapping[str, Any] | Parameters, *, overrides: Sequence[str] | str = (), **options: Any
 ) -> Estimate:
     """Estimates the run of `parameters`, with `overrides` (`a.b=value`) over their values, both as for `train`.
-    `options` are the fields of `EstimateOptions`.
+    `options` are the fields of `EstimateOptions`. Raises UserError for anything the user can fix: parameters, a missing
+    store, an unknown device.
 
     Memory is measured on tensors without data, in one step of the run's own module, engine and micro-batch; see
     `fake_step`. Models of more than four layers are measured with two and with four layers and extrapolated linearly.
-
-    Raises:
-        UserError: anything the user can fix: parameters, a missing store, an unknown device.
     """
     loaded = Parameters.of(parameters, overrides)
     given = EstimateOptions(**options)
@@ -258,11 +256,8 @@ def measure(
 def first_rank_batch(
     batch_size: Mapping[str, int], micro_batch_size: int | None, *, replica_size: int, processes: int
 ) -> RankBatch:
-    """Returns rank 0's part of each batch, with `processes` divided equally among the nodes of `batch_size`.
-
-    Raises:
-        UserError: the nodes do not divide the processes, or the numbers are incompatible.
-    """
+    """Returns rank 0's part of each batch, with `processes` divided equally among the nodes of `batch_size`. Raises
+    UserError if the nodes do not divide the processes, or the numbers are incompatible."""
     hosts = batch_table.node_names(batch_size)
     nodes = len(hosts)
     if processes % nodes:

@@ -66,11 +66,8 @@ def rate_facts(parameters: Parameters, *, vocab_size: int, rows: int, processes:
 
 
 class KeptRates:
-    """The rates that were measured on a machine, in a file of the user's cache.
-
-    Attributes:
-        file: JSON: key of the machine -> its facts, and key of a run -> its rate.
-    """
+    """The rates that were measured on a machine, in a JSON `file` of the user's cache: key of the machine -> its facts,
+    and key of a run -> its rate."""
 
     def __init__(self, file: Path | None = None) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "terakoya"

@@ -39,13 +39,10 @@ UNTRIED = ("fake tensor", "faketensor", "meta tensor", "data pointer", "tensor s
 
 
 def check_model(parameters: Parameters, vocabulary: Vocabulary, *, small_too: bool = True) -> None:
-    """Builds the module of `parameters` with one layer and runs one row through it, on tensors without data: about
-    0.1 seconds. Without `small_too`, a module of fewer than `LARGE` elements is only built: about 0.01 seconds.
-
-    Raises:
-        UserError: the model refuses its sizes, or the objective the model or the vocabulary; the message names the
-            keys, their values, and the nearest values that work.
-    """
+    """Builds the module of `parameters` with one layer and runs one row through it, on tensors without data: about 0.1
+    seconds. Without `small_too`, a module of fewer than `LARGE` elements is only built: about 0.01 seconds. Raises
+    UserError if the model refuses its sizes, or the objective the model or the vocabulary; the message names the keys,
+    their values, and the nearest values that work."""
     _check_depths(parameters)
     shallow = _with_one_layer(parameters)
     error = _try(shallow, vocabulary, rows_from=0 if small_too else LARGE).error
@@ -108,14 +105,8 @@ class _Tried(NamedTuple):
 
 
 def _try(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int | None = 0) -> _Tried:
-    """Builds the model of `parameters` and runs one row through it.
-
-    Args:
-        rows_from: no row is tried where the module has fewer elements; None never tries one.
-
-    Raises:
-        UserError: as `build_module_for_training`.
-    """
+    """Builds the model of `parameters` and runs one row through it, unless the module has fewer elements than
+    `rows_from`; None never tries one. Raises UserError as `build_module_for_training`."""
     elements = 0
     try:
         # torch would log the traceback of each operation that is refused

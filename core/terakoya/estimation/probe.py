@@ -82,11 +82,8 @@ def probe(
     seconds: float = SECONDS,
 ) -> Probed | None:  # fmt: skip
     """Returns the rate of the run of `parameters` in the processes of `context`, in about `seconds` after the first
-    model has been built; None where even a small part of a step takes longer. Collective.
-
-    Args:
-        rows: of a micro-batch of each process; a step has `micro_steps` of them.
-    """
+    model has been built; None where even a small part of a step takes longer. `rows` are those of a micro-batch of each
+    process; a step has `micro_steps` of them. Collective."""
     began = 0.0
 
     def remaining() -> float:

@@ -126,14 +126,9 @@ def planned_speed(
     parameters: Parameters, device: Device, *, processes: int, share: RankBatch, flops_per_step: float,
     mfu: float | None = None, tflops: float | None = None,
 ) -> Speed | None:  # fmt: skip
-    """Returns the speed on devices that are not here; None where nothing is known of them, as of a CPU.
-
-    Args:
-        mfu, tflops: what the user expects of a device, see `estimate`.
-
-    Raises:
-        UserError: `mfu` is given for a device whose peak is unknown.
-    """
+    """Returns the speed on devices that are not here; None where nothing is known of them, as of a CPU. `mfu` and
+    `tflops` are what the user expects of a device, see `estimate`. Raises UserError if `mfu` is given for a device
+    whose peak is unknown."""
 
     def at(low: float, high: float, source: Source, said: str) -> Speed:
         """Returns the speed of devices with `low` to `high` TFLOP/s."""

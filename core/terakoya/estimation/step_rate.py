@@ -75,13 +75,10 @@ class _TimedEngine:
 def time_steps(
     trainer: Trainer, *, seconds: float, most: int = MOST_STEPS, now: Callable[[], float] = time.perf_counter
 ) -> StepRate:
-    """Takes steps of `trainer` for about `seconds`, at least `LEAST_STEPS` and at most `most`, and returns the medians
-    of the slowest rank. Weights and the trainer's step change. Collective.
+    """Takes steps of `trainer` for about `seconds` of the clock `now`, at least `LEAST_STEPS` and at most `most`, and
+    returns the medians of the slowest rank. Weights and the trainer's step change. Collective.
 
     The first step of a process is slower than all others: take one before.
-
-    Args:
-        now: the clock, in seconds.
     """
     timed = _TimedEngine(trainer.engine, trainer.run.device, now)
     trainer.engine, engine = timed, trainer.engine  # all else is the engine's

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 
 def read_cleaning(clean: Any, source: str = "clean") -> AddCleaning:
-    """Returns what adds the cleaning of `clean` to a corpus: of a file, or of a list that errors call `source`.
-
-    Raises UserError for a missing file, for wrong steps, and if no plugin cleans.
-    """
+    """Returns what adds the cleaning of `clean` to a corpus: of a file, or of a list that errors call `source`. Raises
+    UserError for a missing file, for wrong steps, and if no plugin cleans."""
     for _, listener in registry().called["read_cleaning"]:
         for add in listener(clean=clean, source=source):
             return add

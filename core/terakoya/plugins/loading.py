@@ -189,13 +189,11 @@ def registry() -> Registry:
 
 
 def load(plugins: Sequence[str] = (), without: Sequence[str] = ()) -> Registry:
-    """Loads the installed plugins and `plugins` (files or module names), except those that `without` names.
+    """Loads the installed plugins and `plugins` (files or module names), except those that `without` names. Raises
+    UserError if a requested plugin does not load, a hook does not exist, or a name is registered twice.
 
     The names in `TERAKOYA_PLUGINS` and `TERAKOYA_WITHOUT` are added, and both variables are set, so that processes
     started from this one load the same plugins. An installed plugin that does not load is reported and skipped.
-
-    Raises:
-        UserError: a requested plugin does not load, a hook does not exist, or a name is registered twice.
     """
     global _current
     requested = add_inherited(PLUGINS_VARIABLE, plugins)

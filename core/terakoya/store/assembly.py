@@ -135,9 +135,7 @@ def assemble_store(folder: Path, content: StoreContent, head: StoreHead) -> Stor
 @contextmanager
 def new_store_folder(out: Path) -> Iterator[Path]:
     """Yields a folder to assemble the store `out` in. It becomes `out` if the block succeeds, else it is removed.
-
-    Raises UserError if `out` is not empty.
-    """
+    Raises UserError if `out` is not empty."""
     with new_folder(Path(out)) as draft:
         (draft / PARTS).mkdir()
         yield draft

@@ -357,11 +357,9 @@ class TokenStore:
         return self.index.documents[documents]
 
     def document_starts(self, documents: np.ndarray, *, check: bool = True) -> np.ndarray:
-        """Returns where each of `documents` (n,) starts in the tokens; for D, where the last one ends.
-
-        Raises UserError for damage. Without `check` damage is not noticed and D is not allowed: for searches, and for
-        documents whose starts were read before.
-        """
+        """Returns where each of `documents` (n,) starts in the tokens; for D, where the last one ends. Raises UserError
+        for damage. Without `check` damage is not noticed and D is not allowed: for searches, and for documents whose
+        starts were read before."""
         if check:
             return self.sequence_starts(self.first_sequences(documents))
         starts: np.ndarray = self.index.pointers[self.index.documents[documents]] >> self._size_bits

@@ -21,13 +21,11 @@ def check_every(every: int, parameters: Any) -> None:
 
 
 def copy_checkpoint(source: Path, target: Path, *, more: Mapping[str, str] | None = None) -> None:
-    """Makes the folder `target` a copy of the checkpoint `source`, in place of what it was before.
+    """Makes the folder `target` a copy of the checkpoint `source`, in place of what it was before. Raises OSError if a
+    file cannot be linked or written; the old copy is still there.
 
     Files are linked; where the file system has no links they are copied. A process that is killed leaves the old copy
     or the new one: `finish_copy` finds it. `more` are texts to write into the copy, by file name.
-
-    Raises:
-        OSError: a file cannot be linked or written; the old copy is still there.
     """
     draft, old = _beside(target, "new"), _beside(target, "old")
     shutil.rmtree(draft, ignore_errors=True)

@@ -124,11 +124,8 @@ class Memory:
 
 
 class DeferredTensors(TorchDispatchMode):
-    """Defers the values of new tensors while it is entered. See the module's docstring.
-
-    Attributes:
-        draws: whether random numbers are drawn; without them, tensors that are drawn have any values.
-    """
+    """Defers the values of new tensors while it is entered. See the module's docstring. Without `draws` no random
+    numbers are drawn: tensors that are drawn have any values."""
 
     def __init__(self, *, draws: bool = True) -> None:
         super().__init__()

@@ -122,16 +122,14 @@ def mask(
     vocabulary: Vocabulary,
     how: Masking,
 ) -> MaskedRows:
-    """Masks `tokens` (B, T) by the rows' `keys` (B,) uint64.
+    """Masks `tokens` (B, T) by the rows' `keys` (B,) uint64. Raises UserError if the vocabulary has no [MASK] or, with
+    random replacements, no ordinary token.
 
     Only tokens where `maskable` (B, T) is True can be chosen. A word starts where `word_starts` (B, T) is True, and
     where the left neighbour is not maskable; without `word_starts` every token is a word.
 
     K is B x the smallest number that is at least round(probability x T), and at least 1, and holds all chosen tokens.
     What becomes of a chosen token is decided for each token.
-
-    Raises:
-        UserError: the vocabulary has no [MASK] or, with random replacements, no ordinary token.
     """
     if vocabulary.mask is None:
         raise UserError("masking: expected a vocabulary with a mask token, got none; use a tokenizer that has [MASK]")

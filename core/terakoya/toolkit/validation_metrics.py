@@ -39,11 +39,8 @@ def is_better(value: float, best: float | None, mode: Mode, *, min_delta: float 
 
 def read_metric(values: Validations, metric: str, store: str | None) -> float:
     """Returns `metric` of one validation: that on `store` (its path, or its folder's name), else the mean over all
-    stores that have it; a number that an event plugin has added counts as one, too.
-
-    Raises:
-        UserError: no store has the metric.
-    """
+    stores that have it; a number that an event plugin has added counts as one, too. Raises UserError if no store has
+    the metric."""
     found = {
         name: numbers[metric]
         for name, numbers in values.items()
@@ -111,11 +108,8 @@ class BestValue:
         self._measured_with = measuring_settings(run.parameters)
 
     def take(self, run: Run, values: Validations) -> bool:
-        """Takes the validation of this step; returns whether it counts and is the best one.
-
-        Raises:
-            UserError: it has no such metric.
-        """
+        """Takes the validation of this step; returns whether it counts and is the best one. Raises UserError if it has
+        no such metric."""
         settings = self.settings
         value = read_metric(values, settings.metric, settings.store)
         better = is_better(value, self.value, self._mode, min_delta=settings.min_delta)

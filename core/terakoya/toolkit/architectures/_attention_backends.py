@@ -188,11 +188,8 @@ def flash(
 ) -> tuple[Tensor, None]:
     """Computes torch's variable-length flash attention: no dropout, no work outside documents. Shapes as in `sdpa`;
     `cu_seqlens` and `longest_document` are those of `attention.boundary_arrays`. With `cu_seqlens_q`, of
-    `attention.query_boundaries`, `query` (B, N, t, D) is a slice of the positions.
-
-    Raises:
-        UserError: such a slice in a layer of local attention that is not causal.
-    """
+    `attention.query_boundaries`, `query` (B, N, t, D) is a slice of the positions. Raises UserError for such a slice in
+    a layer of local attention that is not causal."""
     from torch.nn.attention.varlen import varlen_attn
 
     assert dropout == 0.0, "refused by `choose`"

@@ -96,20 +96,13 @@ def causal_mask(document_ids: Tensor) -> Tensor:
 
 
 def boundaries(document_ids: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns cumulative document lengths over the flattened rows, for variable-length kernels.
+    """Returns cumulative document lengths over the flattened rows `document_ids` (B, T), of which equal neighbours are
+    one document, and -1 is padding, one document in each row. They are for variable-length kernels: `cu_seqlens` (N +
+    1,) int32, the starts of documents, then the total repeated; and L, an upper bound of a document's length. N is that
+    of `room_for`; L is a power of two, but at most T. Raises UserError for more than `MOST_DOCUMENTS` documents.
 
     The kernel takes time and memory for each document that the shape leaves room for, so there is room for little more
     than the documents that are there. Both numbers are rounded up to powers of two: a run meets a few shapes only.
-
-    Args:
-        document_ids: (B, T); equal neighbours are one document; -1 for padding, one document in each row.
-
-    Returns:
-        `cu_seqlens` (N + 1,) int32: the starts of documents, then the total repeated; and L, an upper bound of a
-        document's length. N is that of `room_for`; L is a power of two, but at most T.
-
-    Raises:
-        UserError: more than `MOST_DOCUMENTS` documents.
     """
     rows, length = document_ids.shape
     starts = np.ones((rows, length), dtype=bool)
@@ -220,10 +213,7 @@ def additive(allowed: Tensor) -> Tensor:
 
 def _register(name: str, attend: Callable[..., tuple[Tensor, Tensor | None]]) -> None:
     """Registers `attend` with Transformers; with an `exchange`, that calls it with whole rows of a part of the heads.
-
-    Raises, when it is called:
-        UserError: the model hands its attention something that `attend` does not compute.
-    """
+    What is registered raises UserError if the model hands its attention something that `attend` does not compute."""
     known = frozenset(signature(attend).parameters)
 
     def attend_or_exchange(
@@ -273,11 +263,8 @@ leave_out_cudnn = _attention_backends.leave_out_cudnn
 
 def choose(requested: str, *, device: torch.device, length: int, **facts: Any) -> str:
     """Returns the backend for `"attention": requested` in rows of at most `length` tokens. `auto` is the `FASTEST`
-    where flash supports the run, of which `why_not_flash` takes the `facts`; else sdpa.
-
-    Raises:
-        UserError: the requested backend does not support the run.
-    """
+    where flash supports the run, of which `why_not_flash` takes the `facts`; else sdpa. Raises UserError if the
+    requested backend does not support the run."""
     if requested not in ("auto", "flash"):
         return requested
     obstacle = why_not_flash(**facts) if device.type == "cuda" else f"this run is on the {device.type}"
@@ -303,11 +290,8 @@ def why_not_flash(
 
 
 def wasted_scores(document_ids: np.ndarray) -> float:
-    """Returns how many scores attention with a mask computes for each that documents need.
-
-    Args:
-        document_ids: (B, T); equal neighbours are one document; -1 for padding.
-    """
+    """Returns how many scores attention with a mask computes for each that documents need. Of `document_ids` (B, T)
+    equal neighbours are one document, and -1 is padding."""
     needed = mean_context(document_ids) * np.count_nonzero(document_ids >= 0)
     return document_ids.size * document_ids.shape[1] / max(1.0, float(needed))
 

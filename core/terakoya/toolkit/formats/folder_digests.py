@@ -99,10 +99,7 @@ def is_from(folder: Path, checkpoint: Path) -> bool:
 
 def find_changes(folder: Path) -> list[str]:
     """Reads all files of `folder` that have a digest. Returns what is wrong with each that is missing or changed.
-
-    Raises:
-        UserError: the digests themselves are damaged.
-    """
+    Raises UserError if the digests themselves are damaged."""
     recorded = read(folder) or {}
     return [*_size_changes(folder, recorded), *_changes(folder, recorded, recorded)]
 

@@ -18,12 +18,8 @@ def build_model(
     kind: type[PreTrainedModel], config: PretrainedConfig, weights: Mapping[str, Tensor], source: Path
 ) -> PreTrainedModel:
     """Returns a model of class `kind` that holds `weights`, in their own dtype; no weight is randomly initialised.
-
-    Weights that the model shares with others (a tied output) may be left out. `source` names the weights in errors.
-
-    Raises:
-        UserError: weights are missing, unknown or of another shape; the message names them.
-    """
+    Weights that the model shares with others (a tied output) may be left out. Raises UserError, which names `source`
+    and the weights, if some are missing, unknown or of another shape."""
     with torch.device("meta"):
         model = kind(config)
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}

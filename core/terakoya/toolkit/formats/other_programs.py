@@ -42,11 +42,8 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 def compare_outputs(
     program: str, name: str, got: ArrayLike, expected: ArrayLike, *, tolerance: float = TOLERANCE
 ) -> str:
-    """Returns a sentence about how far the output `name` of `program` is from the model's.
-
-    Raises:
-        UserError: further than `tolerance`, or of another shape.
-    """
+    """Returns a sentence about how far the output `name` of `program` is from the model's. Raises UserError if that is
+    further than `tolerance`, or the shape is another."""
     import numpy as np
 
     ours, theirs = np.asarray(expected, dtype=np.float64), np.asarray(got, dtype=np.float64)

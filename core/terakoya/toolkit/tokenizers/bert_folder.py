@@ -64,10 +64,8 @@ class BertFolder:
 
 
 def read_config(folder: Path) -> Mapping[str, Any] | None:
-    """Returns the content of the folder's tokenizer_config.json, None if that file or vocab.txt is missing.
-
-    Raises UserError if it is not JSON.
-    """
+    """Returns the content of the folder's tokenizer_config.json, None if that file or vocab.txt is missing. Raises
+    UserError if it is not JSON."""
     file = folder / "tokenizer_config.json"
     if not file.is_file() or not (folder / "vocab.txt").is_file():
         return None
@@ -79,10 +77,8 @@ def read_config(folder: Path) -> Mapping[str, Any] | None:
 
 
 def read_bert_folder(folder: Path) -> BertFolder:
-    """Reads `folder`; through Transformers only where special tokens are not the usual five.
-
-    Raises UserError if it is not a folder of a WordPiece tokenizer.
-    """
+    """Reads `folder`; through Transformers only where special tokens are not the usual five. Raises UserError if it is
+    not a folder of a WordPiece tokenizer."""
     config = read_config(folder)
     if config is None:
         raise UserError(f"{folder}: expected vocab.txt and tokenizer_config.json")

@@ -38,10 +38,8 @@ class FastEncoder(ABC):
         """Returns the ids of each line. Raises ValueError where a line cannot be encoded."""
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray] | None:
-        """Returns the ids of each line; None where a line cannot be encoded, of which the library says why.
-
-        Raises UserError if the beginning of a line in the middle has other ids by `tokenizers`.
-        """
+        """Returns the ids of each line; None where a line cannot be encoded, of which the library says why. Raises
+        UserError if the beginning of a line in the middle has other ids by `tokenizers`."""
         try:
             rows = self.rows(lines)
         except ValueError:

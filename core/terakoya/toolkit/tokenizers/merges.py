@@ -39,10 +39,7 @@ class Merges:
     ) -> None:  # fmt: skip
         """`pieces` by id, empty where no text has one, and the `ids` of those of one character; `merges` are left,
         right and merged id and a rank, the lowest first. A character without a piece is `in_bytes`, or `unknown`.
-
-        Raises:
-            NotImplementedError: the tables do not have room.
-        """
+        Raises NotImplementedError if the tables do not have room."""
         kernels = merge_kernels()
         assert kernels is not None, "the caller has looked"
         self._find = kernels.find_pieces

@@ -100,10 +100,7 @@ class SentencePieceFolder:
 
 def model_file(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
     """Returns the model in `folder` and its tokenizer_config.json ({} for a bare model), None if there is no such
-    model.
-
-    Raises UserError for a broken tokenizer_config.json, and for several bare models in one folder.
-    """
+    model. Raises UserError for a broken tokenizer_config.json, and for several bare models in one folder."""
     config = folder / _CONFIG
     if not config.is_file():
         if any((folder / name).exists() for name in (*_FOREIGN, "config.json")):
@@ -176,10 +173,8 @@ def roles_of(processor: SentencePieceProcessor) -> dict[str, str]:
 
 
 def read_sentencepiece_folder(folder: Path) -> SentencePieceFolder:
-    """Reads `folder`; through Transformers only where special tokens are not named pieces of the model.
-
-    Raises UserError if it is not a folder of a SentencePiece model.
-    """
+    """Reads `folder`; through Transformers only where special tokens are not named pieces of the model. Raises
+    UserError if it is not a folder of a SentencePiece model."""
     found = model_file(folder)
     if found is None:
         raise UserError(f"{folder}: expected a SentencePiece model, or {_CONFIG} with one of {', '.join(FILES)}")

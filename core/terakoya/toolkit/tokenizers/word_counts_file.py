@@ -61,10 +61,8 @@ def load_or_count_words(
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> WordCounts:
-    """Returns the word counts of `corpus`, read from `file` if given, else counted now; see `count_words`.
-
-    Raises UserError for a file of another corpus or with other settings.
-    """
+    """Returns the word counts of `corpus`, read from `file` if given, else counted now; see `count_words`. Raises
+    UserError for a file of another corpus or with other settings."""
     if file is not None:
         return read_counts(file, corpus, splitting)
     return count_words(

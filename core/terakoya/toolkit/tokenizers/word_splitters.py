@@ -33,11 +33,8 @@ logger = logging.getLogger("terakoya")
 
 
 class WordSplitter(Protocol):
-    """Splits lines into words; belongs to one process.
-
-    Attributes:
-        stops_at_nul: whether the rest of a line after a NUL is not read, see `unread_text`.
-    """
+    """Splits lines into words; belongs to one process. `stops_at_nul`: whether the rest of a line after a NUL is not
+    read, see `unread_text`."""
 
     stops_at_nul: bool
 
