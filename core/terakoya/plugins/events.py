@@ -54,11 +54,9 @@ class Events:
         return Events(joined)
 
     def run_started(self, run: Run) -> None:
-        """See `hookspecs.run_started`."""
         call(self.listeners["run_started"], run=run)
 
     def step_finished(self, run: Run, report: StepReport) -> None:
-        """See `hookspecs.step_finished`."""
         if self._step_finished:
             call(self._step_finished, run=run, report=report)
 
@@ -78,11 +76,9 @@ class Events:
         return numbers
 
     def validation_finished(self, run: Run, values: components.Validations) -> None:
-        """See `hookspecs.validation_finished`."""
         call(self.listeners["validation_finished"], run=run, values=values)
 
     def checkpoint_saved(self, run: Run, folder: Path) -> None:
-        """See `hookspecs.checkpoint_saved`."""
         call(self.listeners["checkpoint_saved"], run=run, folder=folder)
 
     def run_finished(self, run: Run, error: BaseException | None) -> None:

@@ -51,29 +51,25 @@ def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> St
 
 @dataclass(frozen=True)
 class MergedContent:
-    """Stores, one after the other, as the content of a store."""
+    """Stores, one after the other, as a `StoreContent`."""
 
     stores: tuple[TokenStore, ...]
     totals: Counts
 
     def ids(self) -> Iterator[bytes]:
-        """Yields all ids."""
         for store in self.stores:
             yield from read_and_check(store.folder, store.facts.files, "tokens.bin", chunk_bytes=_CHUNK)
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Yields the number of tokens of each sequence."""
         for store in self.stores:
             yield from _chunks(store.index.lengths)
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Yields the number of sequences of each document."""
         for store in self.stores:
             for start in range(0, store.facts.documents, _CHUNK):
                 yield np.diff(store.documents[start : start + _CHUNK + 1])
 
     def flags(self, name: str) -> Iterator[Bits]:
-        """Yields which tokens start a word or are learned."""
         for store in self.stores:
             remaining = store.facts.tokens
             for chunk in read_and_check(store.folder, store.facts.files, f"tokens.{name}", chunk_bytes=_CHUNK):
@@ -81,12 +77,10 @@ class MergedContent:
                 remaining -= 8 * len(chunk)
 
     def sizes(self) -> Iterator[np.ndarray]:
-        """Yields the characters and bytes of each document."""
         for store in self.stores:
             yield from _chunks(store.sizes)
 
     def rejects(self) -> Iterator[bytes]:
-        """Yields lines of `rejects.jsonl`."""
         for store in self.stores:
             if store.facts.rejected:
                 yield from read_and_check(store.folder, store.facts.files, "rejects.jsonl", chunk_bytes=_CHUNK)

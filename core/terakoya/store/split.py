@@ -71,7 +71,7 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
 
 @dataclass(frozen=True)
 class SplitContent:
-    """Those documents of a store for which `kept` (D,) is true, as the content of a store."""
+    """Those documents of a store for which `kept` (D,) is true, as a `StoreContent`."""
 
     store: TokenStore
     kept: np.ndarray
@@ -87,27 +87,22 @@ class SplitContent:
         return replace(content, totals=totals)
 
     def ids(self) -> Iterator[np.ndarray]:
-        """Yields all ids."""
         for start, stop in self._tokens():
             yield np.asarray(self.store.tokens[start:stop])
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Yields the number of tokens of each sequence."""
         for first, _, counts, lengths in _windows(self.store):
             yield lengths[np.repeat(self.kept[first : first + len(counts)], counts)]
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Yields the number of sequences of each document."""
         for first, _, counts, _ in _windows(self.store):
             yield counts[self.kept[first : first + len(counts)]]
 
     def flags(self, name: str) -> Iterator[Bits]:
-        """Yields which tokens start a word or are learned."""
         for start, stop in self._tokens():
             yield np.packbits(self.store.read_flags(name, start, stop), bitorder="little"), stop - start
 
     def sizes(self) -> Iterator[np.ndarray]:
-        """Yields the characters and bytes of each document."""
         for first in range(0, len(self.kept), _DOCUMENTS):
             yield self.store.sizes[first : first + _DOCUMENTS][self.kept[first : first + _DOCUMENTS]]
 

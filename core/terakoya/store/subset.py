@@ -28,7 +28,6 @@ class StoreSubset(TokenStore):
 
     @property
     def local_folder(self) -> Path:
-        """As `TokenStore.local_folder`."""
         return self.whole.local_folder
 
     @cached_property
@@ -47,38 +46,30 @@ class StoreSubset(TokenStore):
         return self.whole.tokens[self.first_token : self.first_token + self.facts.tokens]
 
     def reading(self) -> AbstractContextManager[None]:
-        """As `TokenStore.reading`."""
         return self.whole.reading()
 
     def touch(self, start: np.ndarray, length: np.ndarray | int) -> None:
-        """As `TokenStore.touch`."""
         self.whole.touch(start + self.first_token, length)
 
     def sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
-        """As `TokenStore.sequence_starts`."""
         return self.whole.sequence_starts(sequences + self.first_sequence) - self.first_token
 
     def first_sequences(self, documents: np.ndarray) -> np.ndarray:
-        """As `TokenStore.first_sequences`."""
         return self.whole.first_sequences(documents + self.first) - self.first_sequence
 
     def document_starts(self, documents: np.ndarray, *, check: bool = True) -> np.ndarray:
-        """As `TokenStore.document_starts`."""
         return self.whole.document_starts(documents + self.first, check=check) - self.first_token
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """As `TokenStore.sizes`."""
         return self.whole.sizes[self.first : self.stop]
 
     @property
     def word_bits(self) -> tuple[np.ndarray, int]:
-        """As `TokenStore.word_bits`."""
         return self._shift(self.whole.word_bits)
 
     @property
     def learned_bits(self) -> tuple[np.ndarray, int]:
-        """As `TokenStore.learned_bits`."""
         return self._shift(self.whole.learned_bits)
 
     def _shift(self, bits: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:

@@ -21,26 +21,22 @@ _PART_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class PartsContent:
-    """The first `parts` parts of the unfinished store `folder`, as the content of a store."""
+    """The first `parts` parts of the unfinished store `folder`, as a `StoreContent`."""
 
     folder: Path
     parts: int
     totals: Counts
 
     def ids(self) -> Iterator[bytes]:
-        """Yields all ids."""
         return self._section("ids")
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Yields the number of tokens of each sequence."""
         return (np.frombuffer(chunk, "<i4") for chunk in self._section("lengths"))
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Yields the number of sequences of each document."""
         return (np.frombuffer(chunk, "<i4") for chunk in self._section("documents"))
 
     def flags(self, name: str) -> Iterator[Bits]:
-        """Yields which tokens start a word or are learned."""
         for number, facts in self._facts():
             remaining = facts.counts.tokens
             for chunk in read_section(self.folder / PARTS, number, facts, name):
@@ -49,11 +45,9 @@ class PartsContent:
                 yield chunk, count
 
     def sizes(self) -> Iterator[np.ndarray]:
-        """Yields the characters and bytes of each document."""
         return (np.frombuffer(chunk, SIZES).reshape(-1, 2) for chunk in self._section("sizes"))
 
     def rejects(self) -> Iterator[bytes]:
-        """Yields lines of `rejects.jsonl`."""
         return self._section("rejects")
 
     def _section(self, name: str) -> Iterator[bytes]:

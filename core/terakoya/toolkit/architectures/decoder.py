@@ -107,7 +107,6 @@ class DecoderArchitecture(TransformersArchitecture):
         ).last_hidden_state
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the vocabulary logits (..., V) of `hidden` (..., H)."""
         return model.lm_head(hidden)
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:

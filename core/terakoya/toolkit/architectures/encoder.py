@@ -54,7 +54,6 @@ class EncoderArchitecture(TransformersArchitecture):
         return config
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
-        """Returns the fields, the vocabulary's size and the special ids."""
         arguments = super().config_arguments(vocabulary)
         if self.positions_follow_padding:
             arguments["max_position_embeddings"] += first_position(vocabulary.pad)

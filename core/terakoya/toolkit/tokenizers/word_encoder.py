@@ -50,7 +50,6 @@ class WordEncoder:
         self._cache = WordCache(self._word_pieces, self.vocabulary.dtype())
 
     def encode(self, documents: Sequence[str]) -> EncodedDocuments:
-        """See `Encoder.encode`."""
         literals: Counter[str] = Counter()
         unread: dict[int, list[str]] = {}
         lines: list[str] = []

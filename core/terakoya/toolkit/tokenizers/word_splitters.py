@@ -46,7 +46,7 @@ class WordSplitter(Protocol):
 
 
 class FunctionSplitter:
-    """Splits lines with any function from a line to its words."""
+    """A `WordSplitter` by any function from a line to its words."""
 
     stops_at_nul = False
 
@@ -55,11 +55,9 @@ class FunctionSplitter:
         self._cut, self._max_bytes = cut, max_bytes
 
     def lines(self, text: str) -> list[str]:
-        """See `WordSplitter.lines`."""
         return text.split("\n")
 
     def split(self, lines: Sequence[str]) -> list[str]:
-        """See `WordSplitter.split`."""
         return [" ".join(self._words(line)) for line in lines]
 
     def _words(self, line: str) -> Sequence[str]:
