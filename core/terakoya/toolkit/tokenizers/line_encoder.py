@@ -86,14 +86,7 @@ class LineEncoder:
     def _call_for_spans(self, lines: list[str]) -> Rows:
         """Returns the ids of each line, and the spans (T, 2) of all tokens in their lines."""
         if self._backend is None:
-            encoded = self._tokenizer(
-                lines,
-                add_special_tokens=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                return_offsets_mapping=True,
-                split_special_tokens=self._split,
-            )
+            encoded = self._encode(lines, return_offsets_mapping=True)
             offsets = [each for row in encoded["offset_mapping"] for each in row]
             return encoded["input_ids"], np.array(offsets, np.int64).reshape(-1, 2)
         self._backend.encode_special_tokens = self._split
@@ -119,15 +112,16 @@ class LineEncoder:
                 return [each.ids for each in self._backend.encode_batch_fast(lines, add_special_tokens=False)], []
             encodings = self._backend.encode_batch(lines, add_special_tokens=False)
             return [each.ids for each in encodings], [each.word_ids for each in encodings]
-        encoded = self._tokenizer(
-            lines,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            split_special_tokens=self._split,
-        )
+        encoded = self._encode(lines)
         rows = encoded["input_ids"]
         return rows, [encoded.word_ids(index) for index in range(len(rows))] if self._knows_words else []
+
+    def _encode(self, lines: list[str], **options: bool) -> Any:
+        """Returns what Transformers' class makes of `lines`, with ids alone but for the `options`."""
+        return self._tokenizer(
+            lines, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False,
+            split_special_tokens=self._split, **options,
+        )  # fmt: skip
 
 
 def encode_lines(
