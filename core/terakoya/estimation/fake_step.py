@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from terakoya.components import Architecture, ModuleBuild, Optimizer
+from terakoya.components import Architecture, Batch, ModuleBuild, Optimizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.deepspeed import PERSISTENCE_THRESHOLD
 from terakoya.config.parallel import Parallel
@@ -232,17 +232,13 @@ def _simulate(
     alone = parameters.model_copy(update={"parallel": Parallel(), "autocast": not keeps_bf16(parameters)})
     device = torch.device("cpu")
     context = DistributedContext(0, 1, device, Topology((ProcessInfo(0, 0, 0, ""),)), None, None)
-    length = parameters.data.sequence_length
-    layout = parameters.objective.row_layout()
-    batch = parameters.objective.collate(full_rows(layout, vocabulary, rows=rows, sequence_length=length), vocabulary)
-    tensors = to_device(batch, device, flash=False)
-    if gpu and layout.framing == "causal":  # kernels for several documents in a row keep as much as for one long one
-        tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
-    with fake_tensors(vocabulary) as (fake, tracker):
+    # kernels of a GPU for several documents in a row keep as much as for one long one
+    batch, tensors = full_batch(parameters, vocabulary, rows=rows, whole_rows=gpu)
+    with fake_tensors(vocabulary) as (_, tracker):
         module = _module(alone, vocabulary)
         flash = documents_per_row is not None and gpu and _takes_flash(parameters, module)
         if documents_per_row is not None and flash:
-            tensors |= _boundary_tensors(rows, length, documents_per_row)
+            tensors |= _boundary_tensors(rows, parameters.data.sequence_length, documents_per_row)
         attention.use(module, "flash" if flash else "eager" if parameters.attention == "eager" else "sdpa")
         module.train()
         if divide is not None:
@@ -274,10 +270,8 @@ def _simulate(
                 tracker.assign([each.grad], GRADIENTS)
         _watch_gradients(tracker, trained)
         tracker.enter(FORWARD)
-        inputs = {name: fake.from_tensor(tensor) for name, tensor in tensors.items()}
+        inputs = tracker.take(tensors)
         tracker.assign(inputs.values(), BATCH)
-        for name, tensor in inputs.items():
-            tracker.set_values(tensor, tensors[name])
         loss_fn = partial(weighted_loss, terms=parameters.objective.terms(), counts=batch.counts)
 
         def loss_and_enter_backward(sums: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -291,6 +285,19 @@ def _simulate(
     batch_bytes = sum(array.nbytes for array in batch.arrays.values())
     del tracker.peaks[""]  # the time before the step
     return Simulation(tracker.peaks, optimizer_bytes, batch_bytes, depths=(), on_host=tracker.most_on_host)
+
+
+def full_batch(
+    parameters: Parameters, vocabulary: Vocabulary, *, rows: int, whole_rows: bool
+) -> tuple[Batch, dict[str, Tensor]]:
+    """Returns a micro-batch of full `rows` and its tensors; with `whole_rows`, causal ones say that each is one
+    document."""
+    layout, length = parameters.objective.row_layout(), parameters.data.sequence_length
+    batch = parameters.objective.collate(full_rows(layout, vocabulary, rows=rows, sequence_length=length), vocabulary)
+    tensors = to_device(batch, torch.device("cpu"), flash=False)
+    if whole_rows and layout.framing == "causal":
+        tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
+    return batch, tensors
 
 
 def _takes_flash(parameters: Parameters, module: nn.Module) -> bool:

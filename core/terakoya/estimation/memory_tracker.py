@@ -41,7 +41,7 @@ class MemoryTracker(TorchDispatchMode):
     A new storage belongs to the part `others`, or to the logits if its tensor's last dimension is the vocabulary;
     `assign` overrides that.
 
-    Operations on the batch alone also run with real values (`set_values`), so that code can ask where documents begin.
+    Operations on the batch alone also run with real values (`take`), so that code can ask where documents begin.
     Other questions about values, which tensors without data cannot answer, are answered with 1 or True: the norm of a
     gradient, for example, is finite.
 
@@ -91,9 +91,12 @@ class MemoryTracker(TorchDispatchMode):
         """Assigns copies of `weights` in another dtype, when they are made, to `CAST_WEIGHTS`."""
         self._cast.update(each.untyped_storage()._cdata for each in weights)
 
-    def set_values(self, tensor: Tensor, values: Tensor) -> None:
-        """Sets the real `values` of a tensor without data."""
-        self._values[tensor] = values
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns tensors without data, of which those by the same names in `tensors` are the real values."""
+        taken: dict[str, Tensor] = {name: self.fake.from_tensor(tensor) for name, tensor in tensors.items()}
+        for name, tensor in taken.items():
+            self._values[tensor] = tensors[name]
+        return taken
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

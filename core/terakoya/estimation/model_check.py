@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import torch
 from pydantic import ValidationError
 
 from terakoya.components import Architecture, Component
@@ -14,12 +13,10 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.conflicts import find_conflicts
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.fake_step import DEPTH_FIELDS, fake_tensors, number_of_layers, with_depth
-from terakoya.estimation.synthetic_rows import full_rows
+from terakoya.estimation.fake_step import DEPTH_FIELDS, fake_tensors, full_batch, number_of_layers, with_depth
 from terakoya.json_settings import short_json
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.attributes import replace_attribute
-from terakoya.training.batches import to_device
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.start_from import check_start_configs
 
@@ -111,35 +108,21 @@ def _try(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int | Non
     try:
         # torch would log the traceback of each operation that is refused
         log = logging.getLogger("torch._subclasses.fake_tensor")
-        with replace_attribute(log, "disabled", True), fake_tensors(vocabulary) as (fake, tracker):
+        with replace_attribute(log, "disabled", True), fake_tensors(vocabulary) as (_, tracker):
             module = build_module_for_training(parameters, vocabulary)
             elements = sum(each.numel() for each in module.parameters())
             if rows_from is None or elements < rows_from:
                 return _Tried(None, elements)
             attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
             module.train()
-            tensors = _one_row(parameters, vocabulary)
-            inputs = {name: fake.from_tensor(tensor) for name, tensor in tensors.items()}
-            for name, tensor in inputs.items():
-                tracker.set_values(tensor, tensors[name])
-            module(inputs)
+            _, tensors = full_batch(parameters, vocabulary, rows=1, whole_rows=True)
+            module(tracker.take(tensors))
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - a model, perhaps of a plugin, may raise anything
         says_nothing = isinstance(error, NotImplementedError) or any(word in str(error).lower() for word in UNTRIED)
         return _Tried(None if says_nothing or isinstance(error, MemoryError) else error, elements)
     return _Tried(None, elements)
-
-
-def _one_row(parameters: Parameters, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
-    """Returns a micro-batch of one full row."""
-    objective = parameters.objective
-    layout = objective.row_layout()
-    rows = full_rows(layout, vocabulary, rows=1, sequence_length=parameters.data.sequence_length)
-    tensors = to_device(objective.collate(rows, vocabulary), torch.device("cpu"), flash=False)
-    if layout.framing == "causal":
-        tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
-    return tensors
 
 
 def _explain(parameters: Parameters, vocabulary: Vocabulary, error: Exception) -> str:
