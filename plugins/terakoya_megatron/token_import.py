@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self, get_args
 
@@ -92,7 +93,7 @@ def import_megatron(
     sequences, documents = files.empty
     if sequences or documents:
         logger.info("left out: %s sequences without a token, %s documents without one", f"{sequences:,}", documents)
-    content = MegatronContent.from_files(files, vocabulary, unit, ids_of.starts_word)
+    content = MegatronContent(files, vocabulary, unit, ids_of.starts_word)
     with new_store_folder(out) as folder:
         hashes = {f"megatron {suffix}": FileFacts.of(files.file(suffix)).sha256 for suffix in get_args(Suffix)}
         head = StoreHead(
@@ -115,20 +116,16 @@ class MegatronContent:
     vocabulary: Vocabulary
     unit: Unit
     starts_word: np.ndarray | None
-    totals: Counts
 
-    @classmethod
-    def from_files(
-        cls, files: MegatronFiles, vocabulary: Vocabulary, unit: Unit, starts_word: np.ndarray | None
-    ) -> Self:
-        """Computes the totals of `files`."""
+    @cached_property
+    def totals(self) -> Counts:
         tokens = sequences = documents = 0
-        for lengths, counts in files.chunks():
+        for lengths, counts in self.files.chunks():
             tokens += int(lengths.sum())
             documents += len(counts)
-            sequences += len(lengths) if unit == "line" else len(counts)
-        known = frozenset() if starts_word is None else frozenset({WORDS})
-        return cls(files, vocabulary, unit, starts_word, Counts(tokens, sequences, documents, known=known))
+            sequences += len(lengths) if self.unit == "line" else len(counts)
+        known = frozenset() if self.starts_word is None else frozenset({WORDS})
+        return Counts(tokens, sequences, documents, known=known)
 
     def ids(self) -> Iterator[np.ndarray]:
         """Raises UserError for an id outside the vocabulary."""

@@ -42,7 +42,7 @@ class VerbGroup(TyperGroup):
         """Returns the command that `args` begin with; for one that does not exist says which plugins might have it."""
         if args[0] not in {*self.commands, *unknown_options.COMMANDS}:
             name = f"{ctx.command_path} {args[0]}"
-            family, plugins = missing_family("verbs", name.partition(" ")[2]), self.verbs.might_have()
+            family, plugins = missing_family("verbs", name.partition(" ")[2]), self.verbs.might_have
             if family or plugins:
                 raise UserError(f"{name}: no such command{family or nearest(args[0], self.commands)}{plugins}")
         return super().resolve_command(ctx, args)

@@ -35,16 +35,11 @@ class Verbs:
 
     Attributes:
         commands: by name, in the order in which the help lists them.
-        broken, excluded: plugins that might have more.
+        might_have: a line for each plugin in which a verb that was not found might be.
     """
 
     commands: Mapping[str, Command | Group]
-    broken: Sequence[Broken]
-    excluded: Sequence[str]
-
-    def might_have(self) -> str:
-        """Returns a line for each plugin in which a verb that was not found might be."""
-        return might_have(self.broken, self.excluded)
+    might_have: str
 
 
 def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), without: Sequence[str] = ()) -> Verbs:
@@ -77,7 +72,7 @@ def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), 
         group = name.rpartition(" ")[0]
         if group and not isinstance(commands.get(group), Group):
             raise UserError(f'command "{name}" of {origins[name]}: there is no group "{group}"')
-    return Verbs(_in_order(commands), finder.broken, finder.excluded)
+    return Verbs(_in_order(commands), might_have(finder.broken, finder.excluded))
 
 
 def find_language(without: Sequence[str] = ()) -> Language | None:

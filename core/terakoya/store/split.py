@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
                 inputs={**store.facts.inputs, "split": f"{name} of {store.fingerprint}"},
                 options={**store.facts.options, "split": name},
             )
-            facts.append(assemble_store(part, SplitContent.from_documents(store, parts == number), head))
+            facts.append(assemble_store(part, SplitContent(store, parts == number), head))
     return facts
 
 
@@ -75,16 +75,13 @@ class SplitContent:
 
     store: TokenStore
     kept: np.ndarray
-    totals: Counts
 
-    @classmethod
-    def from_documents(cls, store: TokenStore, kept: np.ndarray) -> Self:
-        """Computes the totals. Rejects, literal special tokens and notes stay with the whole store."""
-        content = cls(store, kept, Counts())
-        tokens = sum(stop - start for start, stop in content._tokens())
-        sequences = sum(int(counts.sum()) for counts in content.documents())
-        totals = Counts(tokens, sequences, int(kept.sum()), known=store.facts.counts.known)
-        return replace(content, totals=totals)
+    @cached_property
+    def totals(self) -> Counts:
+        """The sums. Rejects, literal special tokens and notes stay with the whole store."""
+        tokens = sum(stop - start for start, stop in self._tokens())
+        sequences = sum(int(counts.sum()) for counts in self.documents())
+        return Counts(tokens, sequences, int(self.kept.sum()), known=self.store.facts.counts.known)
 
     def ids(self) -> Iterator[np.ndarray]:
         for start, stop in self._tokens():

@@ -6,13 +6,14 @@ Letters: N rows, W columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from terakoya.toolkit.attributes import replace_attribute
 
 
 class Group(Protocol):
@@ -52,14 +53,9 @@ class VocabularyPart:
         elsewhere = (ids >= 0) & (ids < self.size) & ((ids < self.first) | (ids >= self.first + self.count))
         return (ids - self.first).masked_fill(elsewhere, 0), elsewhere
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """While open, `is_alone`."""
-        before, self.is_alone = self.is_alone, True
-        try:
-            yield
-        finally:
-            self.is_alone = before
+        return replace_attribute(self, "is_alone", True)
 
 
 @dataclass(frozen=True)
