@@ -41,17 +41,11 @@ def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source]
             f"hold_out: expected fewer documents than the last file has ({last}: {total:,}), got {documents:,}; "
             "hold out fewer or give validation_corpus"
         )
-    stem, suffix = _split_name(last)
-    train_file, held_out_file = folder / f"{stem}.train{suffix}", folder / f"{stem}.held_out{suffix}"
+    plain = Path(Path(last.name).stem if compression_of(last) is not None else last.name)
+    train_file, held_out_file = (folder / f"{plain.stem}.{part}{plain.suffix}" for part in ("train", "held_out"))
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         parts = [stack.enter_context(write_atomically(path)) for path in (train_file, held_out_file)]
         for number, line in enumerate(stack.enter_context(open_text(last, corpus.encoding)), start=1):
             parts[number >= starts[0]].write(line if line.endswith(b"\n") else line + b"\n")
     return [*others, train_file], held_out_file
-
-
-def _split_name(file: Source) -> tuple[str, str]:
-    """Returns stem and suffix: `wiki.jsonl.gz` -> (`wiki`, `.jsonl`)."""
-    name = Path(file.name).stem if compression_of(file) is not None else file.name
-    return Path(name).stem, Path(name).suffix

@@ -16,11 +16,9 @@ from terakoya.corpus.documents import Block, Document, Reject
 def join_corpora(corpora: Sequence[Corpus]) -> Corpus:
     """Returns one corpus with the documents of all `corpora`, in order. A file may be in more than one of them."""
     assert corpora, "nothing to join"
-    return (
-        corpora[0]
-        if len(corpora) == 1
-        else _JoinedCorpus((), members=tuple(corpora), max_rejects=max(member.max_rejects for member in corpora))
-    )
+    if len(corpora) == 1:
+        return corpora[0]
+    return _JoinedCorpus((), members=tuple(corpora), max_rejects=max(member.max_rejects for member in corpora))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from terakoya.estimation.probe import Probed
 from terakoya.estimation.step_rate import StepRate
 from terakoya.process_pool import available_cores
 from terakoya.runs import metrics
+from terakoya.runs.files import read_object
 from terakoya.toolkit.fast_products import describe_processor
 from terakoya.version import __version__
 
@@ -75,7 +76,7 @@ class KeptRates:
 
     def find(self, machine: Mapping[str, Any], run: Mapping[str, Any]) -> Probed | None:
         """Returns the kept rate of a run with the facts `run`; None where none is kept."""
-        kept = self._read().get(_key(machine), {}).get("rates", {}).get(_key(run))
+        kept = read_object(self.file).get(_key(machine), {}).get("rates", {}).get(_key(run))
         try:
             return kept and Probed(StepRate(**kept["seconds"]), kept["timed"])
         except (KeyError, TypeError):  # of a version that kept something else
@@ -83,7 +84,7 @@ class KeptRates:
 
     def keep(self, machine: Mapping[str, Any], run: Mapping[str, Any], probed: Probed) -> None:
         """Keeps a rate; where the cache cannot be written it is measured again next time."""
-        content = self._read()
+        content = read_object(self.file)
         here = content.setdefault(_key(machine), {"machine": dict(machine), "rates": {}})
         here["rates"][_key(run)] = {
             "seconds": asdict(probed.rate), "timed": probed.said, "date": time.strftime("%Y-%m-%d"),
@@ -94,13 +95,6 @@ class KeptRates:
             write_text(self.file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         except (OSError, FileError):
             return
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            content = json.loads(self.file.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
 
 
 def _key(facts: Mapping[str, Any]) -> str:

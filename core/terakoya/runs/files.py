@@ -79,15 +79,16 @@ def saving_step(folder: Path) -> int | None:
 
 def read_parameters(folder: Path) -> Mapping[str, Any]:
     """Returns `parameters.json` as plain JSON; empty if the file is missing or not JSON."""
-    return _read_object(folder / "parameters.json")
+    return read_object(folder / "parameters.json")
 
 
 def read_manifest(checkpoint: Path) -> Mapping[str, Any]:
     """Returns the manifest of the folder `checkpoint`; empty if it is damaged or was pruned in the meantime."""
-    return _read_object(checkpoint / MANIFEST)
+    return read_object(checkpoint / MANIFEST)
 
 
-def _read_object(file: Path) -> Mapping[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file; empty if the file is missing or holds something else."""
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError):

@@ -29,9 +29,3 @@ class TextPerToken(NamedTuple):
 def measure_texts(texts: Iterable[str]) -> np.ndarray:
     """Returns the characters and bytes of each of `texts`, (n, 2)."""
     return np.array([(len(text), len(text.encode())) for text in texts], SIZES).reshape(-1, 2)
-
-
-def mean_text(sizes: np.ndarray, tokens: int) -> TextPerToken:
-    """Returns the text of documents of these `sizes` (n, 2) that together have `tokens`, for each token."""
-    characters, size = sizes.sum(axis=0, dtype=np.int64).tolist()
-    return TextPerToken(characters / tokens, size / tokens)

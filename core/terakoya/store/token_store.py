@@ -32,7 +32,7 @@ from terakoya.folder_kinds import describe_found
 from terakoya.places import as_written, place_of
 from terakoya.store.block_checksums import CHECKSUMS, CheckedFile, open_checked_files
 from terakoya.store.document_sizes import FILE as SIZES_FILE
-from terakoya.store.document_sizes import SIZES, TextPerToken, mean_text
+from terakoya.store.document_sizes import SIZES, TextPerToken
 from terakoya.store.file_hashes import TOKENIZER, check_hashes, check_tokenizer
 from terakoya.store.quick_checks import check_index_ends, check_some_ids
 
@@ -100,7 +100,7 @@ class StoreFacts(BaseModel):
         literals: special tokens that the text contained literally, with their counts.
         notes: other counts that were taken while the store was made, by name.
         word_starts: whether the store has `tokens.words`.
-        answers: whether the store holds conversations and has `tokens.answers`.
+        answers: whether the store holds conversations and has `tokens.answers`, which marks what a model learns.
         fingerprint: hash of the content; stores with the same fingerprint have the same bytes.
         inputs: hashes of what the store was made from: corpus, tokenizer, options.
         files: size and SHA-256 of each file, those of the tokenizer included, by its path in the store.
@@ -142,11 +142,6 @@ class StoreFacts(BaseModel):
             answers=LEARNED in counts.known,
             **others,
         )
-
-    @property
-    def learned(self) -> bool:
-        """Whether it is marked which tokens a model learns to write: those of answers."""
-        return self.answers
 
     @property
     def sizes(self) -> bool:
@@ -399,7 +394,10 @@ class TokenStore:
     @cached_property
     def text_per_token(self) -> TextPerToken | None:
         """The mean over all tokens; None for a store that does not know its text. Raises UserError for damage."""
-        return mean_text(self.sizes, self.facts.tokens) if self.facts.sizes else None
+        if not self.facts.sizes:
+            return None
+        characters, size = self.sizes.sum(axis=0, dtype=np.int64).tolist()
+        return TextPerToken(characters / self.facts.tokens, size / self.facts.tokens)
 
     @property
     def word_bits(self) -> tuple[np.ndarray, int]:
@@ -423,7 +421,7 @@ class TokenStore:
 
     def read_learned(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens belong to answers. Raises UserError for a store of plain text."""
-        if not self.facts.learned:
+        if not self.facts.answers:
             raise UserError(
                 f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
                 "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"
