@@ -140,12 +140,22 @@ def boundary_arrays(document_ids: np.ndarray) -> dict[str, np.ndarray]:
     return {"cu_seqlens": cu_seqlens, LONGEST_DOCUMENT: np.empty((longest, 0), dtype=np.int32)}
 
 
-def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Returns the keyword arguments of a model's forward with which each of its layers keeps documents apart.
-
-    `batch` holds `document_ids` (B, T); for the flash backend also `boundary_arrays`.
-    """
-    return _arguments(model, batch, causal=False)
+def arguments(model: PreTrainedModel, batch: Mapping[str, Any], *, causal: bool = False) -> dict[str, Any]:
+    """Returns the keyword arguments of a model's forward with which each of its layers keeps documents apart: for flash
+    the boundaries of documents, for others a mask. `batch` holds `document_ids` (B, T); for flash also
+    `boundary_arrays`. Where `causal`, a position sees no later one; `causal_arguments` may do without a mask."""
+    document_ids, queries = batch["document_ids"], batch.get(QUERIES)
+    if model.config._attn_implementation == PREFIX + "flash":
+        said = {name: batch[name] for name in DOCUMENT_SIZES} | ({"causal": True} if causal else {})
+        if queries is not None:
+            said |= query_boundaries(said["cu_seqlens"], document_ids.shape, queries, causal=causal)
+        return {**said, **_exchange(batch)}
+    if queries is None:
+        return {"document_mask": (causal_mask if causal else document_mask)(document_ids), **_exchange(batch)}
+    mask = document_mask(document_ids[:, queries], document_ids)
+    return {
+        "document_mask": mask.tril(queries.start) if causal else mask, "first_query": queries.start, **_exchange(batch)
+    }  # fmt: skip
 
 
 def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -159,24 +169,7 @@ def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dic
             return {"causal": True, **_exchange(batch)}
         if backend == PREFIX + "sdpa" and document_ids.device.type == "cpu":
             return {"causal": True, "document_lengths": _document_attention.lengths(document_ids), **_exchange(batch)}
-    return _arguments(model, batch, causal=True)
-
-
-def _arguments(model: PreTrainedModel, batch: Mapping[str, Any], *, causal: bool) -> dict[str, Any]:
-    """Returns `arguments`, for flash the boundaries of documents and for others a mask; where `causal`, a position sees
-    no later one."""
-    document_ids, queries = batch["document_ids"], batch.get(QUERIES)
-    if model.config._attn_implementation == PREFIX + "flash":
-        said = {name: batch[name] for name in DOCUMENT_SIZES} | ({"causal": True} if causal else {})
-        if queries is not None:
-            said |= query_boundaries(said["cu_seqlens"], document_ids.shape, queries, causal=causal)
-        return {**said, **_exchange(batch)}
-    if queries is None:
-        return {"document_mask": (causal_mask if causal else document_mask)(document_ids), **_exchange(batch)}
-    mask = document_mask(document_ids[:, queries], document_ids)
-    return {
-        "document_mask": mask.tril(queries.start) if causal else mask, "first_query": queries.start, **_exchange(batch)
-    }  # fmt: skip
+    return arguments(model, batch, causal=True)
 
 
 def query_boundaries(cu_seqlens: Tensor, shape: tuple[int, int], queries: slice, *, causal: bool) -> dict[str, Tensor]:
