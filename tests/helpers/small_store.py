@@ -60,9 +60,8 @@ class SmallStore:
     def document_starts(self, documents: np.ndarray, *, check: bool = True) -> np.ndarray:
         return self.offsets[self.documents[documents]]
 
-    @property
-    def word_bits(self) -> tuple[np.ndarray, int]:
-        return np.fromfile(self.folder / "tokens.words", np.uint8), 0
+    def flag_bits(self, name: str) -> tuple[np.ndarray, int]:
+        return np.fromfile(self.folder / f"tokens.{name}", np.uint8), 0
 
 
 def small_store(
@@ -106,7 +105,7 @@ def small_store(
         tokens=len(tokens),
         vocabulary=vocabulary(size),
         word_starts=words,
-        learned=False,
+        answers=False,
     )
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     fingerprint = f"{unit}-{eos}-{hash((tuple(map(tuple, documents)),)):x}"

@@ -27,24 +27,14 @@ def record_plugins(
     A run uses the plugins that register its components, its engine and the `transforms` of its module, and those that
     listen to events. `check_plugins` reads this record.
     """
-    names, registered, record = _types(parameters), registry.components(), []
-    engine = plugin_engine(parameters.get("parallel") or {}) or ""
+    names, engine = _types(parameters), plugin_engine(parameters.get("parallel") or {})
+    used = [f"{each.kind}/{each.name}" for each in registry.components() if each.name in names]
+    used += [f"engines/{engine}"] * (engine in registry.engines)
+    used += [f"transforms/{name}" for name in registry.transforms if name in transforms]
+    used += [f"watches/{key}" for key in _find_watched(registry, parameters)]
+    record: list[dict[str, Any]] = []
     for plugin in registry.plugins:
-        components = [
-            f"{component.kind}/{component.name}"
-            for component in registered
-            if component.module == plugin.name and component.name in names
-        ]
-        if engine in registry.engines and registry.engines[engine][1] == plugin:
-            components.append(f"engines/{engine}")
-        components += [
-            f"transforms/{name}"
-            for name, (_, its) in registry.transforms.items()
-            if its == plugin and name in transforms
-        ]
-        components += [
-            f"watches/{key}" for key in _find_watched(registry, parameters) if registry.watches[key][1] == plugin
-        ]
+        components = [each for each in used if _plugin_of(registry, *each.split("/", 1)) == plugin.name]
         events = [event for event, listeners in registry.hook.listeners.items() if plugin.name in dict(listeners)]
         if components or events:
             source = plugin.source

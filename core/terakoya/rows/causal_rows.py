@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +21,7 @@ from terakoya.rows.megatron_order import MegatronOrder
 from terakoya.rows.packing import Plan, PlanKind, load_or_build_plan
 from terakoya.rows.row_assembly import RowSegments, assemble_rows
 from terakoya.store.spans import Spans
-
-if TYPE_CHECKING:
-    from terakoya.store.token_store import TokenStore
+from terakoya.store.token_store import LEARNED, TokenStore
 
 IGNORED = -100
 """The label of a position with nothing to predict."""
@@ -71,7 +68,7 @@ class CausalRows:
             assert not layout.bos and not self._adds_end, "the documents contain all special tokens"
             self._plan = layout.whole.plan(store, layout.kind, sequence_length, self._inputs)
             if layout.whole.only_learned:
-                self._learned_bits = store.learned_bits
+                self._learned_bits = store.flag_bits(LEARNED)
         elif layout.kind == "packed":
             kind = f"causal{'-bos' * layout.bos}{'-open' * (self._end is None)}"
             wanted = PlanKind(kind, sequence_length, 0, store.facts.documents)
@@ -250,7 +247,7 @@ class CausalRows:
 
 
 def _flags_at(bits: tuple[np.ndarray, int], tokens: np.ndarray) -> np.ndarray:
-    """The flags (n,) bool at the token indices `tokens` (n,), from `bits` in the form of `TokenStore.word_bits`. An
+    """The flags (n,) bool at the token indices `tokens` (n,), from `bits` in the form of `TokenStore.flag_bits`. An
     index after the end reads the last byte."""
     packed, skipped = bits
     tokens = tokens + skipped

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +18,8 @@ from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate_pai
 from terakoya.rows.packing import Plan, PlanKind, load_or_build_plan
 from terakoya.rows.row_assembly import RowSegments, assemble_rows
 from terakoya.store.spans import Spans
+from terakoya.store.token_store import WORDS, TokenStore
 from terakoya.toolkit.random_keys import row_keys
-
-if TYPE_CHECKING:
-    from terakoya.store.token_store import TokenStore
 
 logger = logging.getLogger("terakoya")
 
@@ -50,7 +47,7 @@ class EncoderRows:
         self._framing_ids = {"pad": pad, "cls": pad if cls is None else cls, "sep": sep}
         self._words: tuple[np.ndarray, int] | None = None
         if store.facts.word_starts:
-            bits, skipped = store.word_bits
+            bits, skipped = store.flag_bits(WORDS)
             self._words = np.asarray(bits), skipped
         self._pairs: OrderedDict[int, PairPlan] = OrderedDict()
         self._plan: Plan | None = None

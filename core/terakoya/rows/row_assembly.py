@@ -57,7 +57,7 @@ def assemble_rows(
 ) -> AssembledRows:
     """The arrays (B, T) = `shape` of segments that fit it.
 
-    `stored` is every token of the store, `word_bits` their word starts in the form of `TokenStore.word_bits`.
+    `stored` is every token of the store, `word_bits` their word starts in the form of `TokenStore.flag_bits`.
     Positions count from 0 in each segment with `restart_positions`, else in each row.
     """
     batch, width = shape

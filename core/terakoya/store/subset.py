@@ -64,17 +64,8 @@ class StoreSubset(TokenStore):
     def sizes(self) -> np.ndarray:
         return self.whole.sizes[self.first : self.stop]
 
-    @property
-    def word_bits(self) -> tuple[np.ndarray, int]:
-        return self._shift(self.whole.word_bits)
-
-    @property
-    def learned_bits(self) -> tuple[np.ndarray, int]:
-        return self._shift(self.whole.learned_bits)
-
-    def _shift(self, bits: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
-        """Returns `bits` of `whole` from the first token of this subset on."""
-        packed, skipped = bits
+    def flag_bits(self, name: str) -> tuple[np.ndarray, int]:
+        packed, skipped = self.whole.flag_bits(name)
         return packed[(skipped + self.first_token) // 8 :], (skipped + self.first_token) % 8
 
 

@@ -399,16 +399,10 @@ class TokenStore:
         characters, size = self.sizes.sum(axis=0, dtype=np.int64).tolist()
         return TextPerToken(characters / self.facts.tokens, size / self.facts.tokens)
 
-    @property
-    def word_bits(self) -> tuple[np.ndarray, int]:
-        """Flags of the tokens that start a word, eight in a byte, least significant first, and the position of the
-        first flag in the first byte."""
-        return np.memmap(self.data_folder / "tokens.words", dtype=np.uint8, mode="r"), 0
-
-    @property
-    def learned_bits(self) -> tuple[np.ndarray, int]:
-        """Flags of the tokens that a model learns to write, as `word_bits`."""
-        return np.memmap(self.data_folder / "tokens.answers", dtype=np.uint8, mode="r"), 0
+    def flag_bits(self, name: str) -> tuple[np.ndarray, int]:
+        """Returns the flags in the file `tokens.NAME`, eight in a byte, least significant first, and the position of
+        the first flag in the first byte."""
+        return np.memmap(self.data_folder / f"tokens.{name}", dtype=np.uint8, mode="r"), 0
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens start a word. Raises UserError for a store without word starts."""
@@ -432,7 +426,7 @@ class TokenStore:
         """Returns (stop - start,) bool, the flags of tokens in the file `tokens.NAME`, which must be there."""
         with self.reading():
             self.touch(np.array([start]), stop - start)
-            return _unpack(self.word_bits if name == WORDS else self.learned_bits, start, stop)
+            return _unpack(self.flag_bits(name), start, stop)
 
     @property
     def learned_tokens(self) -> int:
@@ -450,7 +444,7 @@ def bytes_of_tokens(name: str, start: np.ndarray, stop: np.ndarray, size: int) -
 
 
 def _unpack(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray:
-    """Returns the flags [start, stop) of `bits`, which have the form of `TokenStore.word_bits`."""
+    """Returns the flags [start, stop) of `bits`, which have the form of `TokenStore.flag_bits`."""
     packed, skipped = bits
     start, stop = start + skipped, stop + skipped
     flags = np.unpackbits(packed[start // 8 : (stop + 7) // 8], bitorder="little")

@@ -128,7 +128,7 @@ def test_a_part_of_a_store_keeps_its_answers(tmp_path: Path) -> None:
     conversations = [[3, 4], [2, 5, 1, 3], [1, 1], [7, 2], [4, 4]]
     whole, alone = store_of(tmp_path / "whole", conversations), store_of(tmp_path / "alone", conversations[1:4])
     middle = select_documents(whole, 1, 4)
-    assert middle.learned_bits[1] != 0, "the part begins inside a byte"
+    assert middle.flag_bits("answers")[1] != 0, "the part begins inside a byte"
     np.testing.assert_array_equal(
         middle.read_learned(0, middle.facts.tokens), alone.read_learned(0, alone.facts.tokens)
     )

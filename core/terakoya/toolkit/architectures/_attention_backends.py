@@ -208,9 +208,7 @@ def flash(
         return flat_states if flat_states.stride(-1) == 1 else flat_states.contiguous()
 
     if scaling is not None and scaling != query.shape[-1] ** -0.5:
-        flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is 1 / sqrt(D)
-    else:
-        flat_query = flat(query)
+        query = query * (scaling * query.shape[-1] ** 0.5)  # the kernel's own scale is 1 / sqrt(D)
     groups = query.shape[1] // key.shape[1]
     named = varlen_attn.__kwdefaults__ or {}  # torch 2.11's function takes fewer key heads without an argument
     further: dict[str, Any] = {"enable_gqa": True} if groups > 1 and "enable_gqa" in named else {}
@@ -219,7 +217,7 @@ def flash(
     window = (side, 0 if causal else side)
     starts = cu_seqlens if cu_seqlens_q is None else cu_seqlens_q
     attended = varlen_attn(
-        flat_query, flat(key), flat(value), starts, cu_seqlens, longest, longest, window_size=window, **further
+        flat(query), flat(key), flat(value), starts, cu_seqlens, longest, longest, window_size=window, **further
     )
     assert isinstance(attended, Tensor)
     return attended.unflatten(0, (rows, length)), None
