@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ import pytest
 
 from terakoya import process_pool
 from terakoya.errors import UserError
-from terakoya.process_pool import available_cores, cpu_quota, warm_up, workers
+from terakoya.process_pool import available_cores, cpu_quota, in_order, warm_up, workers
 
 _mark = ""
 
@@ -47,6 +48,30 @@ def test_a_worker_that_dies_is_explained() -> None:
         workers(2, _start, ["given"], task="counting", remedy="Nothing is lost") as submit,
     ):
         submit(_die).result()
+
+
+def _greeter(greeting: str) -> Callable[[str, float], str]:
+    def greet(name: str, seconds: float) -> str:
+        time.sleep(seconds)
+        return f"{greeting} {name}"
+
+    return greet
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_results_come_in_the_order_of_the_calls_of_which_few_are_taken_ahead(processes: int) -> None:
+    taken = []
+
+    def calls() -> Iterator[tuple[int, tuple[str, float]]]:
+        for number in range(12):
+            taken.append(number)
+            yield number, (chr(ord("a") + number), 0.2 if number == 0 else 0.0)  # the first is ready last
+
+    found = []
+    for key, text in in_order(calls(), processes, _greeter, ["good day"], task="test"):
+        found.append((key, text))
+        assert len(taken) <= len(found) + 2 * processes
+    assert found == [(number, f"good day {chr(ord('a') + number)}") for number in range(12)]
 
 
 SLEEPERS = """

@@ -1,13 +1,14 @@
-"""Attributes and environment variables that have other values for a while."""
+"""Attributes, environment variables and levels of logs that are others for a while."""
 
 from __future__ import annotations
 
+import logging
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from terakoya.toolkit.attributes import replace_attribute, replace_variables
+from terakoya.toolkit.attributes import replace_attribute, replace_level, replace_variables
 
 
 def test_an_attribute_has_its_value_again_also_after_an_error() -> None:
@@ -29,3 +30,12 @@ def test_variables_have_their_values_again_or_are_unset_again(monkeypatch: pytes
         assert [os.environ[name] for name in names] == ["while open"] * 2
         raise RuntimeError
     assert [os.environ.get(name) for name in names] == ["before", None]
+
+
+def test_a_logger_has_its_level_again() -> None:
+    logger = logging.getLogger("terakoya.tests.level")
+    logger.setLevel(logging.INFO)
+    with pytest.raises(RuntimeError), replace_level(logger.name, logging.ERROR):
+        assert logger.level == logging.ERROR
+        raise RuntimeError
+    assert logger.level == logging.INFO
