@@ -10,12 +10,9 @@ from typing import Any
 
 
 class UserError(Exception):
-    """An error that the user can fix. The command line prints the message without a traceback and exits with 2.
-
-    Attributes:
-        leaves_at_once: whether the process ends without Python's own end: it would wait for threads of torch, which
-            wait for other processes, or abort.
-    """
+    """An error that the user can fix. The command line prints the message without a traceback and exits with 2. Where
+    it `leaves_at_once`, the process ends without Python's own end, which would wait for threads of torch that wait for
+    other processes, or abort."""
 
     exit_code = 2
     leaves_at_once = False

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked of `terakoya estimate`: its arguments, and what a plugin's option assumes.
-
-    Attributes:
-        assumed_nodes: number of nodes of a `batch_size` of `{"*": ROWS}` where `nodes` is not given.
-    """
+    """What is asked of `terakoya estimate`: its arguments, and what a plugin's option assumes: `assumed_nodes`, the
+    number of nodes of a `batch_size` of `{"*": ROWS}` where `nodes` is not given."""
 
     parameters: Annotated[
         Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")

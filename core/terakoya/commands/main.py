@@ -30,11 +30,7 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
 class VerbGroup(TyperGroup):
-    """Says of a command that it lacks where it might be.
-
-    Attributes:
-        verbs: all verbs, and the plugins that might have more.
-    """
+    """Says of a command that it lacks where it might be. `verbs` are all, with the plugins that might have more."""
 
     verbs: Verbs
 
@@ -49,11 +45,8 @@ class VerbGroup(TyperGroup):
 
 
 class InOrder(VerbGroup):
-    """Lists the commands in the order of use.
-
-    Attributes:
-        explain_usage: what the parser's own errors are in the user's language; None in English.
-    """
+    """Lists the commands in the order of use. `explain_usage` returns what the parser's own errors are in the user's
+    language; None in English."""
 
     explain_usage: Callable[[Any], str | None] | None = None
 

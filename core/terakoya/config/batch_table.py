@@ -84,13 +84,11 @@ def node_names(table: Mapping[str, int]) -> list[str]:
 def assign_rows(
     table: Mapping[str, int], nodes: Mapping[int, str], *, there: str, redistribute: bool = False
 ) -> dict[int, int]:
-    """Returns node rank -> rows for `nodes`, node rank -> host. The sum of rows is that of the table.
+    """Returns node rank -> rows for `nodes`, node rank -> host. The sum of rows is that of the table. Raises UserError
+    if the table does not fit the nodes; the message contains a table that does.
 
     With `redistribute`, fewer nodes than the table has entries share all its rows, in proportion to their own rows; a
     node without an entry is still an error. `there` describes the nodes in errors.
-
-    Raises:
-        UserError: the table does not fit the nodes; the message contains a table that does.
     """
     nodes = dict(sorted(nodes.items()))
     if not redistribute and list(nodes) != list(range(len(nodes))):

@@ -222,12 +222,9 @@ class Parameters(ParameterFields):
         read: Callable[[Path], Mapping[str, Any]] | None = None,
     ) -> Self:
         """The parameters in the JSON file `path`, or of the preset of that name, with `overrides` (`a.b=value`) on top;
-        `nodes` and `assumed_nodes` are those of `from_dict`. `read` reads another program's file as such JSON.
-
-        Raises:
-            UserError: one line for each problem: file, key path, expected, got, nearest known name; or the file is of
-                another kind.
-        """
+        `nodes` and `assumed_nodes` are those of `from_dict`. `read` reads another program's file as such JSON. Raises
+        UserError with one line for each problem: file, key path, expected, got, nearest known name; and for a file of
+        another kind."""
         registry = registry or plugins.registry()
         paths = all_key_paths(registry)
         path = find_parameters(path)
@@ -399,13 +396,11 @@ def _component(
 
 
 def resolve_length(parameters: Parameters, *, rows: int, tokens_per_row: float, global_rows: int) -> Length:
-    """The length of the run: `max_steps`, the step that reaches `max_tokens`, or the rows of `epochs`.
+    """The length of the run: `max_steps`, the step that reaches `max_tokens`, or the rows of `epochs`. Raises UserError
+    if there is no row to train on.
 
     `rows` is the number of rows in one epoch over all training stores, `tokens_per_row` the average number of real
     tokens in a row, `global_rows` the number of rows in one step.
-
-    Raises:
-        UserError: there is no row to train on.
     """
     if rows < 1 or tokens_per_row <= 0:
         raise UserError("data.train: the stores hold no row to train on")

@@ -161,14 +161,12 @@ def changes_of(phase: Phase, parameters: ParameterFields, number: int) -> dict[s
 def plan_phases(
     parameters: ParameterFields, rows_per_step: Sequence[int], tokens_per_row: Callable[[int, int], float]
 ) -> tuple[list[PhaseSpan], Length]:
-    """Returns the steps of each phase, and the length of the run.
+    """Returns the steps of each phase, and the length of the run. Raises UserError if no step would be left for a
+    phase.
 
     Args:
         rows_per_step: the size of the global batch in each phase.
         tokens_per_row: returns the expected real tokens of a row of a phase, from its number and its first row.
-
-    Raises:
-        UserError: no step would be left for a phase.
     """
     spans: list[PhaseSpan] = []
     max_steps, max_tokens = parameters.max_steps, parameters.max_tokens

@@ -59,11 +59,8 @@ def read_preset(name: str) -> Preset:
 
 def find_parameters(given: Path | str) -> Path:
     """Returns the parameter file that `given` means: the file of that path or, if there is none, the preset of that
-    name, such as `bert_base`. A path that is neither is returned unchanged if it looks like a path.
-
-    Raises:
-        UserError: `given` is a plain name, and no file and no preset has it; or a text, a store or a model is there.
-    """
+    name, such as `bert_base`. A path that is neither is returned unchanged if it looks like a path. Raises UserError if
+    `given` is a plain name, and no file and no preset has it; or if a text, a store or a model is there."""
     path = Path(given)
     if path.exists() or not is_local(path):
         of_run = path.is_file() and path.with_name("parameters.json").is_file()  # such as its metrics.jsonl

@@ -56,15 +56,13 @@ class Averaged:
 def average(
     sources: Sequence[Path], out: Path, *, weights: Sequence[float] | None = None, last: int | None = None
 ) -> list[Averaged]:
-    """Writes the model whose weights are the mean of those of `sources` into the new Transformers folder `out`.
+    """Writes the model whose weights are the mean of those of `sources` into the new Transformers folder `out`; returns
+    what was averaged, in order.
 
     Args:
         sources: RUN for its newest whole checkpoint, RUN@STEP, the folder of a checkpoint, or a Transformers folder.
         weights: how much each counts, in the order of `sources`; None counts all alike.
         last: of each source, which is a run then, the newest `last` whole checkpoints.
-
-    Returns:
-        what was averaged, in order.
 
     Raises:
         UserError: fewer than two models, models of another architecture or vocabulary, a folder that is damaged or has

@@ -81,14 +81,8 @@ class Elsewhere:
 
     def check(self, models: Mapping[Path, str], *, trusted: Collection[Path] = ()) -> None:
         """Loads folder -> the Transformers class of its model with its tokenizer, encodes a text, and writes a turn
-        with the chat template, if there is one, at whose end generation must stop. Once.
-
-        Args:
-            trusted: the folders whose own code may run.
-
-        Raises:
-            UserError: something of that fails.
-        """
+        with the chat template, if there is one, at whose end generation must stop. Once. The code of `trusted` folders
+        may run. Raises UserError if something of that fails."""
         works = [
             {"folder": str(folder.resolve()), "class": name, "trust": folder in trusted, "text": TEXT,
              "words": mecab_arguments(folder.resolve())}

@@ -166,12 +166,9 @@ def _finds_class_by_config(folder: Path) -> bool:
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """Loads the model of a Transformers folder with the class that its config names, in its own dtype.
-
-    Raises:
-        UserError: the config names no class of Transformers, or one that an importer reads; weights are missing or
-            cannot be read, or a file is not that which an export wrote.
-    """
+    """Loads the model of a Transformers folder with the class that its config names, in its own dtype. Raises UserError
+    if the config names no class of Transformers, or one that an importer reads; if weights are missing or cannot be
+    read, or a file is not that which an export wrote."""
     import transformers
 
     from terakoya.toolkit.formats import folder_digests

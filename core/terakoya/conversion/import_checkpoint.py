@@ -50,15 +50,13 @@ def import_checkpoint(
     settings: Mapping[str, Any] | None = None,
 ) -> ImportResult:
     """Writes the checkpoint at `source` as the new folder `out`: a Transformers folder, or one for each of its models.
+    Raises UserError as the importer does, for a tokenizer with more pieces than the model, and if `out` already exists.
 
     Args:
         format: a registered importer's name.
         tokenizer: the folder of the tokenizer that the model was trained with. Its files are copied into `out`, its
             special tokens become the model's, and its size is the default of the importer's setting `vocab_size`.
         settings: settings of the importer.
-
-    Raises:
-        UserError: as the importer raises, a tokenizer with more pieces than the model, or `out` already exists.
     """
     source, out, settings = Path(source), Path(out), dict(settings or {})
     check_new_folder(out)

@@ -16,11 +16,7 @@ COMMUNICATION_ERRORS = re.compile(r"gloo|nccl|ProcessGroup|Connection (closed|re
 
 
 class RankWatch(Protocol):
-    """Watches the other ranks from a thread of this process.
-
-    Attributes:
-        say: prints a warning and logs it.
-    """
+    """Watches the other ranks from a thread of this process; `say` prints a warning and logs it."""
 
     say: Callable[[str], None]
 

@@ -25,11 +25,8 @@ NODE_RANKS = ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID")
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """What the environment says about this process before it connects to any other.
-
-    Attributes:
-        launcher: "torchrun" or "srun"; None for a single process without a launcher.
-    """
+    """What the environment says about this process before it connects to any other. `launcher` is "torchrun" or "srun";
+    None for a single process without a launcher."""
 
     rank: int
     world_size: int
@@ -41,12 +38,10 @@ class LaunchInfo:
     def from_environment(
         cls, environment: Mapping[str, str] = os.environ, *, node_rank: int | None = None
     ) -> LaunchInfo:
-        """Reads the variables of torchrun or srun; without them this is a single process.
+        """Reads the variables of torchrun or srun; without them this is a single process. Raises UserError if a
+        variable is missing although RANK is set, or is not a number.
 
         The node rank is `node_rank` (`--node-rank`), else the first of `NODE_RANKS` that is set, else 0.
-
-        Raises:
-            UserError: a variable is missing although RANK is set, or is not a number.
         """
 
         def read_number(name: str) -> int:
@@ -188,14 +183,12 @@ def split_evenly(count: int, parts: int, part: int) -> tuple[int, int]:
 def rank_batches(
     batch_size: Mapping[str, int], micro_batch_size: int | None, topology: Topology, *, redistribute: bool = False
 ) -> Sequence[RankBatch]:
-    """Returns the part of the global batch that each rank takes, by rank.
+    """Returns the part of the global batch that each rank takes, by rank. Raises UserError if the table does not fit
+    the processes, or replicas do not fit the nodes.
 
     A node takes its entry of the table; the replicas on it share that nearly equally. Ranks of one replica take the
     same rows. A replica that spans several whole nodes takes the rows of all of them. With `redistribute`, fewer nodes
     than the table has entries share the same global batch.
-
-    Raises:
-        UserError: the table does not fit the processes, or replicas do not fit the nodes.
     """
     rows = node_rows(batch_size, topology, redistribute=redistribute)
     replica_nodes = _replica_nodes(topology)
@@ -213,13 +206,9 @@ def rank_batches(
 
 
 def _replica_nodes(topology: Topology) -> list[tuple[int, ...]]:
-    """Returns the nodes of each replica, as indices in the order of node ranks.
-
-    A replica either shares one node with other whole replicas, or fills several whole nodes.
-
-    Raises:
-        UserError: a replica would share a node with a part of another.
-    """
+    """Returns the nodes of each replica, as indices in the order of node ranks. A replica either shares one node with
+    other whole replicas, or fills several whole nodes. Raises UserError if one would share a node with a part of
+    another."""
     size, counts = topology.replica_size, topology.processes_per_node()
     index = {node: position for position, node in enumerate(counts)}
     replica_nodes = []

@@ -61,10 +61,8 @@ class EvaluatedModel:
 
 def load_folder(folder: Path, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> EvaluatedModel:
     """Loads the model of a Transformers folder; of a folder with `generator/` and `discriminator/` the generator.
-
-    Raises:
-        UserError: there is no model, it is neither causal nor masked, weights are missing, or its code may not run.
-    """
+    Raises UserError if there is no model, it is neither causal nor masked, weights are missing, or its code may not
+    run."""
     if not (folder / "config.json").is_file() and (folder / "generator" / "config.json").is_file():
         folder = folder / "generator"
     config = _read_config(folder)

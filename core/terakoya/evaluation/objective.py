@@ -30,11 +30,8 @@ log = logging.getLogger("terakoya")
 
 
 def measure_objective(options: EvaluateOptions, device: torch.device) -> Evaluation:
-    """Returns the losses of the run's objective on the options' stores, or on its validation stores.
-
-    Raises:
-        UserError: there is no checkpoint, no store, or an option does not fit.
-    """
+    """Returns the losses of the run's objective on the options' stores, or on its validation stores. Raises UserError
+    if there is no checkpoint, no store, or an option does not fit."""
     checkpoint = options.checkpoint()
     if checkpoint is None:
         raise UserError(f"{options.source}: a Transformers folder has no objective; name a run or a checkpoint")
@@ -101,20 +98,14 @@ class RunObjective:
         self.module, self.flash = module, backend == "flash"
 
     def evaluate(self, store: TokenStore, *, rows: int | None, batch_tokens: int) -> Numbers:
-        """Evaluates the objective on the rows of `store`.
-
-        A validation store of the run gets the same rows and masks as in the run's validation.
+        """Returns the means of the objective's terms over the rows of `store`, also in bits for each character and byte
+        of the store's text, what it derives from them, the counts of the terms, and `rows`. A validation store of the
+        run gets the same rows and masks as in the run's validation. Raises UserError if the store was prepared with
+        another vocabulary.
 
         Args:
             rows: evaluate only so many rows, evenly taken from all; None: all.
             batch_tokens: largest number of tokens in a batch.
-
-        Returns:
-            The means of the objective's terms, also in bits for each character and byte of the store's text, what it
-            derives from them, the counts of the terms, and `rows`.
-
-        Raises:
-            UserError: the store was prepared with another vocabulary.
         """
         if store.facts.vocabulary != self.vocabulary:
             raise UserError(

@@ -56,13 +56,10 @@ class TextGenerator:
         return self._generate([self.prompt_ids(text) for text in texts], sampling)
 
     def reply(self, turns: Sequence[Mapping[str, str]], sampling: Sampling = Sampling()) -> str:
-        """Returns the next turn of a conversation.
+        """Returns the next turn of a conversation after `turns`, each with `role` and `content`.
 
         The tokenizer's chat template formats the prompt; without a template, the turns are joined and continued. If the
         prompt is too long for the model, the oldest turns are left out.
-
-        Args:
-            turns: the turns so far, each with `role` and `content`.
         """
         kept = list(turns)
         limit = None

@@ -60,13 +60,9 @@ def move(model: Any, device: torch.device) -> Any:
 
 
 def find_models(folder: Path) -> Path:
-    """Returns the folder with the model or models that `folder` refers to, after checking their files.
-
-    `folder` is a run (its newest whole checkpoint is used), RUN@STEP, a checkpoint, or already such a folder.
-
-    Raises:
-        UserError: the model of a run or checkpoint is damaged.
-    """
+    """Returns the folder with the model or models that `folder` refers to, after checking their files: a run (its
+    newest whole checkpoint is used), RUN@STEP, a checkpoint, or already such a folder. Raises UserError if the model of
+    a run or checkpoint is damaged."""
     from terakoya.runs.finding import find_checkpoint, names_checkpoint
 
     if not names_checkpoint(folder):
@@ -75,13 +71,11 @@ def find_models(folder: Path) -> Path:
 
 
 def find_model(folder: Path, text: str = "") -> tuple[Path, bool]:
-    """Returns the Transformers folder that `folder` refers to, and whether its model is a discriminator.
+    """Returns the Transformers folder that `folder` refers to, and whether its model is a discriminator. Raises
+    UserError if there is no model, or it is damaged.
 
     `folder` is whatever `find_models` takes. Of a folder that contains `generator/` and `discriminator/`, the generator
     is used if `text` contains a [MASK], else the discriminator.
-
-    Raises:
-        UserError: there is no model, or it is damaged.
     """
     folder = find_models(folder)
     if not (folder / "config.json").is_file():
@@ -120,19 +114,15 @@ def load_model_and_tokenizer(
     is_new: Callable[[Any, str], bool] = lambda model, name: False,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Returns the model of `folder`, in evaluation mode, and its tokenizer.
-
-    In a checkpoint the tokenizer is in a folder next to the models.
+    """Returns the model of `folder`, in evaluation mode, and its tokenizer, which is in a folder next to the models in
+    a checkpoint. Raises UserError if one cannot be loaded, weights are missing or of other shapes, a file is not that
+    which an export wrote, or the folder contains code and `trust` is false.
 
     Args:
         auto: the Auto class of Transformers that loads the model.
         trust: whether to run Python code that the folder contains.
         is_new: (model, name of a weight) -> whether the folder need not have that weight; it is then random.
         options: further arguments of `from_pretrained`, such as `dtype`.
-
-    Raises:
-        UserError: the model or tokenizer cannot be loaded, weights are missing or of other shapes, a file is not
-            that which an export wrote, or the folder contains code and `trust` is false.
     """
     from terakoya.inference.padded_attention import use_safe_attention
     from terakoya.toolkit.architectures import disentangled

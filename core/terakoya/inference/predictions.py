@@ -49,15 +49,13 @@ class TokenPrediction:
 def fill_mask(
     folder: Path | str, text: str, *, top: int = 5, device: str | None = None, trust_remote_code: bool = False
 ) -> list[list[MaskPrediction]]:
-    """Returns the `top` most probable words for each [MASK] in `text`, best first.
+    """Returns the `top` most probable words for each [MASK] in `text`, best first. Raises UserError without a model or
+    tokenizer, for code that may not run, without a mask in `text`, and for a text that is too long.
 
     Args:
         folder: an export, a checkpoint's `model/` (its tokenizer is in the folder next to it), or a checkpoint.
         device: by default the first GPU, or the CPU.
         trust_remote_code: whether to run Python code that the folder contains.
-
-    Raises:
-        UserError: no model or tokenizer, code that may not run, no mask in `text`, or a text that is too long.
     """
     import torch
     from transformers import AutoModelForMaskedLM
@@ -82,13 +80,11 @@ def fill_mask(
 def generate(
     folder: Path, text: str, *, max_new_tokens: int = 64, device: str | None = None, trust_remote_code: bool = False
 ) -> str:
-    """Returns what the encoder-decoder in `folder` generates from `text` by greedy decoding.
+    """Returns what the encoder-decoder in `folder` generates from `text` by greedy decoding. Raises UserError without a
+    model or tokenizer, for code that may not run, and for a text that is too long.
 
     Each [MASK] of the text stands for a span that is cut out, as the model's sentinels do. The result contains special
     tokens: the sentinels, each before what stood there. `folder` and `device` are as for `fill_mask`.
-
-    Raises:
-        UserError: no model or tokenizer, code that may not run, or a text that is too long.
     """
     import torch
     from transformers import AutoModelForSeq2SeqLM
@@ -111,13 +107,9 @@ def with_sentinels(ids: Sequence[int], tokenizer: Any) -> list[int]:
 def find_replaced(
     folder: Path | str, text: str, *, device: str | None = None, trust_remote_code: bool = False
 ) -> list[TokenPrediction]:
-    """Returns every token of `text` with the probability that it was replaced, by the discriminator in `folder`.
-
-    Tokens that the tokenizer adds are left out. `folder` and `device` are as for `fill_mask`.
-
-    Raises:
-        UserError: no discriminator or tokenizer, code that may not run, or a text that is too long.
-    """
+    """Returns every token of `text` with the probability that it was replaced, by the discriminator in `folder`; tokens
+    that the tokenizer adds are left out. `folder` and `device` are as for `fill_mask`. Raises UserError without a
+    discriminator or tokenizer, for code that may not run, and for a text that is too long."""
     import torch
     from transformers import AutoModelForPreTraining, AutoModelForTokenClassification
 

@@ -18,12 +18,9 @@ NOTES = ("$schema", "_comment")
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Returns the object in the settings file `path`, without `NOTES`: YAML if its name ends in .yaml or .yml, else
-    JSON, which may have comments (`//`, `/* */`) and a comma after the last entry.
-
-    Raises:
-        UserError: there is no such file, it is neither JSON nor YAML, a key is given twice, a number is NaN or
-            Infinity, or the top level is not an object.
-    """
+    JSON, which may have comments (`//`, `/* */`) and a comma after the last entry. Raises UserError if there is no such
+    file, it is neither JSON nor YAML, a key is given twice, a number is NaN or Infinity, or the top level is not an
+    object."""
     return _object(path, read_value(path))
 
 

@@ -38,7 +38,8 @@ def train(
     start_over: bool = False,
     work_folder: Path | str | None = None,
 ) -> TrainResult:
-    """Trains into the folder `out`, resuming from its last checkpoint; for notebooks and other programs.
+    """Trains into the folder `out`, resuming from its last checkpoint; for notebooks and other programs. Raises
+    UserError for what the user can fix.
 
     `parameters` is a file, the name of a preset such as "bert_base", or the content of a parameter file; for a
     `batch_size` of `{"*": ROWS}`, `Parameters.load(file, nodes=2)`. `events` are functions by event, such as
@@ -52,9 +53,6 @@ def train(
 
     Trains in this process, which may be one of several that a launcher started. To start several processes on this
     machine use the command line or `terakoya.launch.local.run_processes`.
-
-    Raises:
-        UserError: an error that the user can fix.
     """
     place = place_of(out)
     folder = place.work_folder(work_folder)

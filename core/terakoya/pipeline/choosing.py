@@ -120,11 +120,8 @@ lost. Validations are as often as long as they take no more than their share of 
 
 @dataclass(frozen=True)
 class Machine:
-    """What trains: `count` devices with weights in `precision`.
-
-    Attributes:
-        measure: measures the speed of a run, where the devices are here; None where they are not, or need not be asked.
-    """
+    """What trains: `count` devices with weights in `precision`. `measure` measures the speed of a run, where the
+    devices are here; None where they are not, or need not be asked."""
 
     device: Device
     count: int
@@ -143,11 +140,8 @@ class Machine:
 
 def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None = None) -> Machine:
     """Returns the machine with `count` times the device `gpu`; by default this machine, all its GPUs or its CPU, whose
-    speed `measure` measures.
-
-    Raises:
-        UserError: the device is unknown, or this machine has no GPU but several are wanted.
-    """
+    speed `measure` measures. Raises UserError if the device is unknown, or this machine has no GPU but several are
+    wanted."""
     import torch
 
     device = devices.find_device(gpu) if gpu else devices.local_device()
@@ -236,10 +230,8 @@ def count_tokens(characters: int, language: str) -> int:
 
 
 def find_recipe(family: str | None, like: str | None) -> Recipe:
-    """Returns the best recipe of `family`, by default of encoders, or that of the authors of the model `like`.
-
-    Raises UserError if there is none.
-    """
+    """Returns the best recipe of `family`, by default of encoders, or that of the authors of the model `like`. Raises
+    UserError if there is none."""
     if like is not None and family is not None:
         raise UserError("--family, --like: expected one of them: the best recipe of a family, or a paper's")
     if like is not None and like not in PAPERS:
@@ -261,14 +253,9 @@ def choose(
     held_out: int | None = None,
 ) -> Choice:
     """Returns the model of `recipe` whose loss is expected to be lowest after `hours`, of those for which `tokens`
-    suffice, and its run, which takes no longer than `hours` even where its speed is the slowest of a range.
-
-    Args:
-        held_out: rough number of tokens for validation; None: as many as a validation reads.
-
-    Raises:
-        UserError: not even the smallest model fits into the device's memory, or is fast enough for a measurement.
-    """
+    suffice, and its run, which takes no longer than `hours` even where its speed is the slowest of a range. `held_out`
+    is the rough number of tokens for validation; None: as many as a validation reads. Raises UserError if not even the
+    smallest model fits into the device's memory, or is fast enough for a measurement."""
     kind = "causal" if recipe.causal else "masked"
     hours = min(hours, TRY_HOURS) if goal == "try" else hours
     presets = recipe.presets[:1] if goal == "try" else recipe.presets

@@ -64,11 +64,8 @@ def look_at(
     max_rejects: int | float = 0.01,
 ) -> CorpusFacts:
     """Returns the facts of the corpus `sources`: files, folders, patterns and places. The others: see `Corpus`; without
-    `field` the keys and columns that seem to hold the text are found.
-
-    Raises:
-        UserError: a file is missing or damaged, no text is found, or more than `max_rejects` is none.
-    """
+    `field` the keys and columns that seem to hold the text are found. Raises UserError if a file is missing or damaged,
+    no text is found, or more than `max_rejects` is none."""
     files, codec = find_files(sources), None if encoding is None else find_codec(encoding)
     sampled = sample_files(files)
     fields = [field] if field else list(dict.fromkeys(each for file in sampled for each in _fields(file, codec)))

@@ -116,11 +116,8 @@ class Demo:
 
     def write(self, *, max_steps: int = MAX_STEPS, fresh: bool = False) -> Pipeline:
         """Writes corpus and pipeline, after removing the output of an earlier demo with other settings, or of any if
-        `fresh`.
-
-        Raises:
-            UserError: one of both files is there and is not as a demo wrote it, so that the output may be the user's.
-        """
+        `fresh`. Raises UserError if one of both files is there and is not as a demo wrote it, so that the output may be
+        the user's."""
         text = json.dumps(self.pipeline(max_steps=max_steps), ensure_ascii=False, indent=2) + "\n"
         corpus = (resources.files("terakoya.pipeline") / "demo_town.txt").read_bytes()
         wanted = {self.pipeline_file: text.encode(), self.corpus: corpus}

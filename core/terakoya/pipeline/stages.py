@@ -62,14 +62,10 @@ class StageResult:
 
 
 def run_stages(stages: Sequence[Stage], *, redo: bool = False) -> Iterator[StageResult]:
-    """Makes every stage whose output is missing, in order; yields the result of each.
-
-    With `redo`, outputs that do not match their settings are moved aside (`store` to `store.old-1`) and made again.
-
-    Raises:
-        UserError: an output was not made by this pipeline, was changed since, or was made from other settings; before
-            making a stage that would leave a later output out of date.
-    """
+    """Makes every stage whose output is missing, in order; yields the result of each. With `redo`, outputs that do not
+    match their settings are moved aside (`store` to `store.old-1`) and made again. Raises UserError if an output was
+    not made by this pipeline, was changed since, or was made from other settings; and before a stage is made that would
+    leave a later output out of date."""
     for stage in stages:
         if not stage.resumes and stage.out.exists() and _read(stage) is None and not redo:
             raise UserError(f"{stage.out}: already exists and was not made by this pipeline; {_remedy(stage)}")

@@ -72,10 +72,8 @@ class PrepareJob:
         records: RecordFormat | None = None,
         words: NamedFinder | None = None,
     ) -> Self:
-        """Reads the whole corpus once, for its fingerprint. `records` are the corpus's, with all that they need.
-
-        Raises UserError for an unknown unit and for a missing tokenizer folder.
-        """
+        """Reads the whole corpus once, for its fingerprint. `records` are the corpus's, with all that they need. Raises
+        UserError for an unknown unit and for a missing tokenizer folder."""
         folder, unit, append_eos = options.tokenizer, options.unit, options.append_eos
         shard = Shard.parse(options.shard) if options.shard is not None else None
         if unit not in ("document", "line"):
@@ -143,10 +141,8 @@ class PrepareJob:
 
     def find_finished(self) -> StoreFacts | None:
         """Returns the facts of the store if it is finished already. The option `force` removes another store first.
-
-        Raises UserError if `out` holds anything else, if jobs of a plugin are at work on it, and for
-        `force` with a tokenizer that is in `out`.
-        """
+        Raises UserError if `out` holds anything else, if jobs of a plugin are at work on it, and for `force` with a
+        tokenizer that is in `out`."""
         for _, listener in registry().called["check_parts"] if self.task.parts.exists() else ():
             listener(parts=self.task.parts)
         if self.options.force:
@@ -166,11 +162,9 @@ class PrepareJob:
         record_inputs(self.out, self.inputs, self.recorded)
 
     def finish(self, totals: Counts, parts: int, encoder: BlockEncoder, *, extent: str = "") -> StoreFacts:
-        """Joins the first `parts` parts, whose sums are `totals`, into the store. `extent`: where the
-        shard's blocks begin and end.
-
-        Raises UserError if a corpus file has changed, for too many rejects, and if there is no document.
-        """
+        """Joins the first `parts` parts, whose sums are `totals`, into the store. `extent`: where the shard's blocks
+        begin and end. Raises UserError if a corpus file has changed, for too many rejects, and if there is no
+        document."""
         if self.task.corpus.sizes_and_times() != self.files:
             raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
         cleaning = self.task.corpus.cleaning

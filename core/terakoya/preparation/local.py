@@ -29,12 +29,9 @@ Progress = Callable[[int, int], None]
 
 def prepare_locally(job: PrepareJob, *, progress: Progress | None = None) -> StoreFacts:
     """Encodes and joins `job` in processes of this machine. `progress(done_bytes, total_bytes)` is called regularly.
-
-    Continues an interrupted call with the same input; returns at once if the store is finished.
-
-    Raises UserError if `out` holds something else or is in use, if the disk is too small, for too many rejected
-    documents, for ids outside the vocabulary, and if a process dies.
-    """
+    Continues an interrupted call with the same input; returns at once if the store is finished. Raises UserError if
+    `out` holds something else or is in use, if the disk is too small, for too many rejected documents, for ids outside
+    the vocabulary, and if a process dies."""
     processes = job.options.process_count
     if processes < 1:
         raise UserError(f"processes: expected at least 1, got {processes}")

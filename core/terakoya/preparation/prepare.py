@@ -29,10 +29,8 @@ def prepare(
     sources: Sequence[Source | str] | Path | str, *, progress: Progress | None = None, **options: Any
 ) -> StoreFacts:
     """Encodes `sources` into a token store and returns its facts. `options` are the other fields of `PrepareOptions`,
-    of which `tokenizer` and `out` are required; `progress` is as for `prepare_locally`.
-
-    Raises UserError for anything that the user can correct.
-    """
+    of which `tokenizer` and `out` are required; `progress` is as for `prepare_locally`. Raises UserError for anything
+    that the user can correct."""
     files = [sources] if isinstance(sources, Path | str) else sources
     return prepare_store(PrepareOptions(sources=files, **as_fields(PrepareOptions, options)), progress=progress)
 
@@ -48,10 +46,8 @@ def prepare_store(options: PrepareOptions, *, progress: Progress | None = None) 
 
 
 def create_job(options: PrepareOptions) -> PrepareJob:
-    """Reads the whole corpus, for its hash and for the plan of its cleaning, and returns the job of `options`.
-
-    Raises UserError for missing files, wrong settings, and options that do not go together.
-    """
+    """Reads the whole corpus, for its hash and for the plan of its cleaning, and returns the job of `options`. Raises
+    UserError for missing files, wrong settings, and options that do not go together."""
     from terakoya.corpus.beginnings import warn_of_one_document
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files

@@ -26,10 +26,8 @@ _OWN = ("store.json", "plans", "tokenizer", "rejects.jsonl", SIZES_FILE, CHECKSU
 
 
 def read_finished(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> StoreFacts | None:
-    """Returns the facts of the finished store in `out`, None if there is none yet.
-
-    Raises UserError if the store was made from other input or is damaged, or if `out` holds other files.
-    """
+    """Returns the facts of the finished store in `out`, None if there is none yet. Raises UserError if the store was
+    made from other input or is damaged, or if `out` holds other files."""
     if (out / "store.json").exists():
         facts = read_facts(out)
         _check_inputs(out, "holds a finished store", facts.inputs, facts.options, inputs, options)

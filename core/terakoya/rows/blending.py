@@ -20,12 +20,9 @@ PERIOD = 65_536
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """`weights` as integers that sum to 65,536, by largest remainder (the first store wins a tie).
-
-    Raises:
-        UserError: there are no weights, a weight is negative or not finite, their sum is zero, or a positive weight is
-            too small to become one part in 65,536.
-    """
+    """`weights` as integers that sum to 65,536, by largest remainder (the first store wins a tie). Raises UserError if
+    there are no weights, a weight is negative or not finite, their sum is zero, or a positive weight is too small to
+    become one part in 65,536."""
     if not weights or any(not np.isfinite(weight) or weight < 0 for weight in weights) or sum(weights) <= 0:
         raise UserError(f"data.train: weights: expected numbers >= 0 with a positive sum, got {list(weights)}")
     total = sum(weights)

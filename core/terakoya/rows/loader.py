@@ -65,11 +65,8 @@ class Loader:
 
     def __init__(self, sources: Sequence[RowSource], weights: Sequence[float], *, stages: Sequence[Stage] = ()) -> None:
         """`weights` are the sources' shares of the rows, 0 for a source that only a later stage uses; `stages` are in
-        the order of their first rows.
-
-        Raises:
-            UserError: the weights are not valid shares, or the stores' rows do not fit into one batch.
-        """
+        the order of their first rows. Raises UserError if the weights are not valid shares, or the stores' rows do not
+        fit into one batch."""
         assert len(sources) == len(weights)
         first = sources[0]
         for number, source in enumerate(sources):

@@ -139,13 +139,11 @@ class PlanKind:
 
 
 def load_or_build_plan(store_folder: Path, fingerprint: str, wanted: PlanKind, spans: Spans) -> Plan:
-    """The plan of a store, mapped from its sidecar; the sidecar is built first where it is missing or damaged.
+    """The plan of a store, mapped from its sidecar; the sidecar is built first where it is missing or damaged. Raises
+    UserError if neither the store nor the user's cache folder is writable.
 
     Documents (or lines) are read through `spans`. The sidecar is in STORE/plans/, or in the user's cache folder where
     the store is not writable. One process builds it and renames it into place; the others wait.
-
-    Raises:
-        UserError: neither the store nor the user's cache folder is writable.
     """
     facts: dict[str, str | int] = {
         "algorithm": ALGORITHM,

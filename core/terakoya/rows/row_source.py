@@ -36,14 +36,9 @@ class RowSource:
         store_id: int | str = 0,
         shuffle: bool = True,
     ) -> None:
-        """Opens the plan of `store`; builds it first where it does not exist.
-
-        `store_id` is a part of every key: the store's number in its blend, or where it is alone, as in validation, its
-        fingerprint. Without `shuffle` rows come in plan order.
-
-        Raises:
-            UserError: the store does not fit the layout, or has no text for a row.
-        """
+        """Opens the plan of `store`; builds it first where it does not exist. `store_id` is a part of every key: the
+        store's number in its blend, or where it is alone, as in validation, its fingerprint. Without `shuffle` rows
+        come in plan order. Raises UserError if the store does not fit the layout, or has no text for a row."""
         self.store = store
         self.layout = layout
         self.sequence_length = sequence_length

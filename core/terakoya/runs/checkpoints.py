@@ -185,11 +185,9 @@ def file_facts(path: Path, *, sync: bool = False) -> dict[str, Any]:
 
 
 def find_problems(folder: Path, *, hashed: Sequence[str] = ALL_FILES) -> list[str]:
-    """Returns how the checkpoint `folder` is damaged, a line per problem; none if it is whole.
-
-    Args:
-        hashed: how the names of files begin whose contents are read: `model/`, for example, or by default all. Of the
-            others only the sizes are checked.
+    """Returns how the checkpoint `folder` is damaged, a line per problem; none if it is whole. `hashed` is how the
+    names of files begin whose contents are read: `model/`, for example, or by default all; of the others only the sizes
+    are checked.
 
     Raises:
         TemporaryFailure: a file cannot be read now.

@@ -27,12 +27,8 @@ PERMANENT = "permanent"
 
 def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
     """Returns `source` if it is a checkpoint, that of a step of a run if it is RUN@STEP, or the newest whole checkpoint
-    of the run `source`. Of a run in another place it is copied to this machine first.
-
-    Warns about newer ones that are damaged.
-
-    Args:
-        hashed: see `find_problems`.
+    of the run `source`; warns about newer ones that are damaged. Of a run in another place it is copied to this machine
+    first. `hashed` is as for `find_problems`.
 
     Raises:
         UserError: there is no whole checkpoint, or it cannot be read now.

@@ -33,11 +33,9 @@ def save_word_counts(
     """Counts the words of the files `sources`, split as the tokenizer of `settings` does, and writes the file `out`.
 
     All kinds and settings that split words in the same way can use the file, as their setting `counts`. The other
-    arguments are as for `train_tokenizer`; training must then use the same cleaning steps.
-
-    Raises:
-        UserError: wrong settings, a kind that does not learn from word counts, an existing file `out`, or a corpus file
-            that is changed while it is read; and as `Corpus` and `clean_corpus`.
+    arguments are as for `train_tokenizer`; training must then use the same cleaning steps. Raises UserError for wrong
+    settings, a kind that does not learn from word counts, an existing file `out`, or a corpus file that is changed
+    while it is read; and as `Corpus` and `clean_corpus` do.
     """
     out, processes = Path(out), processes or available_cores()
     check_writable(out.parent)

@@ -71,15 +71,9 @@ def extend_tokenizer(
     progress: Callable[[int, int], None] | None = None,
     **reading: Unpack[Reading],
 ) -> Mapping[str, Any]:
-    """Writes into the new folder `out` the tokenizer in `folder` with up to `add` new pieces of `corpus`, those that
-    save the most tokens. Every old piece keeps its id. Returns facts.
-
-    Args:
-        min_frequency: how often a new piece occurs at least.
-
-    Raises:
-        UserError: a tokenizer of another kind, no piece is new, or `out` exists; and as `Corpus`.
-    """
+    """Writes into the new folder `out` the tokenizer in `folder` with up to `add` new pieces of `corpus`, each of which
+    occurs at least `min_frequency` times: those that save the most tokens. Every old piece keeps its id. Returns facts.
+    Raises UserError for a tokenizer of another kind, if no piece is new, or `out` exists; and as `Corpus` does."""
     from terakoya.corpus.beginnings import check_beginnings
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files

@@ -21,14 +21,10 @@ class ModelImporter(Protocol):
 
 
 def import_tokenizer(model: Path, out: Path, *, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Writes the trained model in the file `model` as the new folder `out`, which Transformers loads.
-
-    `settings` are `type`, the kind of tokenizer, and the settings of that kind. Returns facts about the tokenizer.
-
-    Raises:
-        UserError: wrong settings, a kind that has no model files, no such file or a pointer of Git LFS, or `out` exists
-            and is not empty; and as the kind raises.
-    """
+    """Writes the trained model in the file `model` as the new folder `out`, which Transformers loads. `settings` are
+    `type`, the kind of tokenizer, and the settings of that kind. Returns facts about the tokenizer. Raises UserError
+    for wrong settings, a kind that has no model files, no such file or a pointer of Git LFS, or if `out` exists and is
+    not empty; and as the kind does."""
     kind = make_tokenizer(settings)
     if not isinstance(kind, ModelImporter):
         advice = "a tokenizer of Transformers is used as it is, by its folder"

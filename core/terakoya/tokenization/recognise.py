@@ -20,11 +20,9 @@ logger = logging.getLogger("terakoya")
 
 
 def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
-    """Returns the tokenizer component that reads `folder`: of kind `type`, or of the only kind that can read it.
-
-    Raises UserError if no kind, or more than one, can read it, if a file of it is a pointer of Git LFS, and without
-    `type` if the kind that the folder records is not there: another kind would give other ids, or no word starts.
-    """
+    """Returns the tokenizer component that reads `folder`: of kind `type`, or of the only kind that can read it. Raises
+    UserError if no kind, or more than one, can read it, if a file of it is a pointer of Git LFS, and without `type` if
+    the kind that the folder records is not there: another kind would give other ids, or no word starts."""
     from terakoya import plugins
 
     if not folder.is_dir():
@@ -62,10 +60,8 @@ def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
 
 def load_decoder(folder: Path) -> PreTrainedTokenizerBase:
     """Returns the tokenizer in `folder`, to turn ids into text: as its kind loads it. Where the plugin of that kind is
-    missing, as Transformers loads it, with a warning: only cutting text into tokens needs the plugin.
-
-    Raises UserError as `recognise_tokenizer` does, also where Transformers cannot load the folder.
-    """
+    missing, as Transformers loads it, with a warning: only cutting text into tokens needs the plugin. Raises UserError
+    as `recognise_tokenizer` does, also where Transformers cannot load the folder."""
     from terakoya import plugins
 
     recorded = _recorded_kind(folder) if folder.is_dir() else None

@@ -32,6 +32,8 @@ def train_tokenizer(
     **reading: Unpack[Reading],
 ) -> Mapping[str, Any]:
     """Trains a tokenizer on `corpus` and saves it in the new folder `out`, which appears only when it is complete.
+    Returns the facts that the kind reports. Raises UserError for wrong settings, or if `out` exists and is not empty;
+    and as `Corpus` and `clean_corpus` do.
 
     Args:
         corpus: a `Corpus`; or files, folders, patterns and places, which are read as a `Corpus` with the options
@@ -42,12 +44,6 @@ def train_tokenizer(
             used for training.
         clean_folder: where the decisions of the cleaning steps are kept; by default `OUT.clean` next to `out`.
         progress: is called from time to time with the number of bytes read and their total.
-
-    Returns:
-        The facts that the kind reports.
-
-    Raises:
-        UserError: wrong settings, or `out` exists and is not empty; and as `Corpus` and `clean_corpus`.
     """
     out, processes = Path(out), processes or available_cores()
     tokenizer = make_tokenizer(settings)
@@ -127,10 +123,8 @@ def check_has_documents(corpus: Corpus) -> None:
 
 
 def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") -> Tokenizer:
-    """Returns the component that `settings["type"]` names, with the other settings.
-
-    Raises UserError, whose message begins with `source`, for an unknown type, an unknown setting or a wrong value.
-    """
+    """Returns the component that `settings["type"]` names, with the other settings. Raises UserError, whose message
+    begins with `source`, for an unknown type, an unknown setting or a wrong value."""
     from terakoya import plugins
     from terakoya.plugins.create import create_component
 

@@ -97,11 +97,8 @@ class Meter:
             self.counts[name] += counts[name]
 
     def take_step(self, step: Meter, *, where: Tensor | None) -> None:
-        """Adds the sums of `step`, a meter of the same terms, and clears it; never waits for the device.
-
-        Args:
-            where: whether to add them, () bool on the device; None always does.
-        """
+        """Adds the sums of `step`, a meter of the same terms, and clears it; never waits for the device. `where` is
+        whether to add them, () bool on the device; None always does."""
         self.flat += step.flat if where is None else torch.where(where, step.flat, 0.0)
         self.seen |= step.seen
         step.flat.zero_()
@@ -111,15 +108,9 @@ class Meter:
         return self.flat.clone()
 
     def take_means(self, global_sums: Tensor) -> dict[str, float]:
-        """Returns the means since the last call, then resets all sums and counts.
-
-        Args:
-            global_sums: `local_sums`, summed over ranks.
-
-        Returns:
-            `loss`, the weighted sum of the losses; the mean of each term that was counted; and what the objective
-            derives from the sums.
-        """
+        """Returns the means since the last call from `global_sums`, which are `local_sums` summed over ranks, then
+        resets all sums and counts. They are `loss`, the weighted sum of the losses; the mean of each term that was
+        counted; and what the objective derives from the sums."""
         means: dict[str, float] = {}
         seen: dict[str, np.ndarray] = {}
         loss = 0.0

@@ -66,11 +66,7 @@ class DecidedRollback(RollingBack):
 
 class SkippedSteps:
     """The optimizer steps that a run does not take, on all ranks alike: those of `data.skip_steps`, and those that
-    rollbacks pass over. Their rows count as trained on.
-
-    Attributes:
-        rollbacks: how the run went back so far, oldest first.
-    """
+    `rollbacks` pass over: how the run went back so far, oldest first. Their rows count as trained on."""
 
     def __init__(self, run: Run, batches: BatchMaker) -> None:
         self._run = run

@@ -214,13 +214,9 @@ class RunPlan:
             )
 
     def continued_at(self, step: int, row: int) -> RunPlan:
-        """Returns the plan of the run from step `step` on, which takes the rows from `row` on.
-
-        That is not where the plan has it in a run of epochs whose last step held fewer rows before it was made longer.
-
-        Raises:
-            UserError: the phases before this step take another number of rows.
-        """
+        """Returns the plan of the run from step `step` on, which takes the rows from `row` on: not where the plan has
+        it in a run of epochs whose last step held fewer rows before it was made longer. Raises UserError if the phases
+        before this step take another number of rows."""
         if self.rows(step)[0] == row:
             return self
         if self.has_phases:
@@ -234,11 +230,8 @@ class RunPlan:
 
 
 def make_plan(parameters: Parameters, stores: Stores, topology: Topology, rank: int) -> RunPlan:
-    """Returns the plan of the run for `rank`.
-
-    Raises:
-        UserError: batch tables do not fit the processes, a store does not fit the rows, or a phase has no step.
-    """
+    """Returns the plan of the run for `rank`. Raises UserError if batch tables do not fit the processes, a store does
+    not fit the rows, or a phase has no step."""
     of_phases, objective = parameters.of_phases, parameters.objective
     redistribute = parameters.on_lost_node == "redistribute"
 

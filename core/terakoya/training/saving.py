@@ -141,10 +141,7 @@ class Saver:
 
     def has_finished(self) -> bool:
         """Whether this rank has finished the background save; once all ranks have, `finish` returns without waiting.
-
-        Raises:
-            RuntimeError: the save failed on this rank alone, or another process is gone.
-        """
+        Raises RuntimeError if the save failed on this rank alone, or another process is gone."""
         if self.pending is None or not self.pending.done():
             return False
         error = self.pending.exception()

@@ -126,10 +126,7 @@ def _train_until_rollback(
     started: _Started, run_log: RunLog, *, rollbacks: tuple[Rollback, ...] | None
 ) -> TrainResult | tuple[Rollback, ...]:
     """Trains from the newest checkpoint to the end of the run, or until it goes back: returns all rollbacks then.
-
-    Args:
-        rollbacks: those of the run, after the last of which it starts again; None takes the checkpoint's.
-    """
+    `rollbacks` are those of the run, after the last of which it starts again; None takes the checkpoint's."""
     parameters, out, options = started.parameters, started.out, started.options
     stores, context, stop = started.stores, started.context, started.stop
     error: BaseException | None = None
@@ -209,13 +206,11 @@ def build_trainer(
     *,
     fresh: bool = True,
 ) -> Trainer:
-    """Builds the trainer of a run at its first step; collective.
+    """Builds the trainer of a run at its first step; collective. Raises UserError if parameters, stores, processes and
+    weights do not fit each other.
 
     A `fresh` run has randomly initialised weights, the same on every rank, or those of `start_from`. A run that is not
     fresh gets its weights from a checkpoint next; it reads `start_from` only for base weights.
-
-    Raises:
-        UserError: parameters, stores, processes and weights do not fit each other.
     """
     architecture, objective, vocabulary = parameters.architecture, parameters.objective, stores.vocabulary
     tokenizer_folder = stores.train[0].tokenizer_folder
@@ -321,11 +316,8 @@ def _report_weights(
 
 
 def _check_schedules(plan: RunPlan, run: Run) -> None:
-    """Says where a warm-up does not end, and where the learning rate stays high.
-
-    Raises:
-        UserError: the schedule of a phase does not fit it.
-    """
+    """Says where a warm-up does not end, and where the learning rate stays high. Raises UserError if the schedule of a
+    phase does not fit it."""
     for phase in plan.phases:
         phase.check_schedule(run.progress())
         if (cut := phase.find_cut_warmup(run.progress())) is not None:

@@ -21,12 +21,11 @@ MOST_WAITS = 0.9
 
 class StepClock:
     """Adds up the time from `begin` to `end`: on a GPU between two events of its stream, read once both have happened.
+    `done` says how many pieces of work have ended, and the seconds of them all: one value, which another thread may
+    read.
 
     The second of them is the one behind the forward pass. A GPU that is slower than its host has not reached it when
     the backward pass and the update have been started, too; one that has, waits for the host.
-
-    Attributes:
-        done: how many pieces of work have ended, and the seconds of them all: one value, which another thread may read.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -65,11 +65,8 @@ class PendingStep:
 
 
 class StepJudge:
-    """Judges the steps of a run in their order, a function of their losses and norms alone; this one finds nothing.
-
-    Attributes:
-        goes_back: whether it may raise `DecidedRollback`.
-    """
+    """Judges the steps of a run in their order, a function of their losses and norms alone; this one finds nothing. One
+    that `goes_back` may raise `DecidedRollback`."""
 
     goes_back = False
 
@@ -79,10 +76,7 @@ class StepJudge:
 
     def judge(self, health: StepHealth, step: PendingStep, loss: float) -> None:
         """Judges a `step` by its global `loss` and its norm, which may not be finite; notes by `health` what it finds.
-
-        Raises:
-            DecidedRollback: the run goes back.
-        """
+        Raises DecidedRollback if the run goes back."""
 
     def first_open_step(self) -> int | None:
         """Returns the first step because of which the run may go back, among those that were judged."""
@@ -176,11 +170,8 @@ class StepHealth:
         return self.spikes.first_open_step() or (self.pending[0].step if self.pending else self.run.step + 1)
 
     def check(self) -> None:
-        """Reads all steps so far, before their save or when they are logged.
-
-        Raises:
-            Diverged: too many steps in a row were not finite; in fp16, the loss scale is already at its minimum.
-        """
+        """Reads all steps so far, before their save or when they are logged. Raises Diverged if too many steps in a row
+        were not finite, or in fp16 the loss scale is already at its minimum."""
         for each in self.pending:
             self._read(each)
         if self.scaler is not None:

@@ -77,13 +77,8 @@ class StepLog:
 
     def finish(self, tokens: int, learning_rate: float) -> StepReport:
         """Returns the report of the step that has just finished, in which all ranks took `tokens`; every
-        `logging_steps` steps also writes its record.
-
-        Only a step with a record waits for the device.
-
-        Raises:
-            Diverged: see `StepHealth.check`; with a record only.
-        """
+        `logging_steps` steps also writes its record. Only a step with a record waits for the device, and raises
+        Diverged as `StepHealth.check` does."""
         run = self.run
         now = time.perf_counter()
         self.step_seconds, self.step_start = now - self.step_start, now

@@ -58,11 +58,8 @@ class StepDecision:
 
 
 class StepSync:
-    """Lets all ranks of `run` decide alike whether to take the next step.
-
-    Attributes:
-        names: names of the counts that are summed.
-    """
+    """Lets all ranks of `run` decide alike whether to take the next step; `names` are those of the counts that are
+    summed."""
 
     def __init__(self, run: Run, names: Sequence[str], saver: Saver, events: PluginEvents) -> None:
         self.context = run.context
@@ -80,11 +77,8 @@ class StepSync:
         return StepVote(batches, stop_reason, self.saver.step, sums)
 
     def wait(self, vote: StepVote) -> StepDecision:
-        """Waits for the votes of all ranks and returns the decision.
-
-        Raises:
-            UserError: on all ranks, if a plugin's event failed on any of them.
-        """
+        """Waits for the votes of all ranks and returns the decision. Raises UserError on all ranks if a plugin's event
+        failed on any of them."""
         sums = vote.wait_for_sums()
         (stops, plugin_errors, finished, save, end), losses = sums[len(self.names) :][:5], sums[len(self.names) + 5 :]
         if plugin_errors:

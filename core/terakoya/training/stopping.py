@@ -11,11 +11,8 @@ from terakoya.training.step_log import StepLog
 
 
 class Stopping:
-    """Answers what `StopRequest` asks about `run`, for the thread that reacts to signals.
-
-    Attributes:
-        finished: whether the run log says that the run has finished.
-    """
+    """Answers what `StopRequest` asks about `run`, for the thread that reacts to signals. It is `finished` once the run
+    log says that the run has finished."""
 
     def __init__(self, run: Run, step_log: StepLog, saver: Saver) -> None:
         self.finished = False

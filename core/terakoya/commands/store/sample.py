@@ -61,15 +61,13 @@ class Options:
 
 
 def sample(store: TokenStore, options: Options) -> list[list[SampledToken]]:
-    """Returns rows of `store`, decoded with the store's own tokenizer.
+    """Returns rows of `store`, decoded with the store's own tokenizer. Raises UserError for a damaged store, for one
+    without a tokenizer, and for settings that the objective does not have.
 
     Without `masks` and `causal` these are `rows` sequences from `start` on, cut after `tokens` tokens. With `masks`
     they are the first rows of `sequence_length` tokens of the running text, masked as in the first epoch of a run with
     `seed`: whole words if the store has word starts. With `causal` they are the first rows that `causal_lm` learns
     from, or `instruction` for a store of conversations.
-
-    Raises UserError for a damaged store, for one without a tokenizer, and for settings that the objective does not
-    have.
     """
     from terakoya.commands.component_settings import gather
     from terakoya.plugins.create import create_component

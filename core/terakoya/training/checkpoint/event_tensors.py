@@ -118,11 +118,8 @@ class SavedEventTensors(SavedTensors):
 
 def load_weights(folder: Path, plugin: str, module: nn.Module) -> None:
     """Sets the weights of a plain `module`, which has those of the checkpoint `folder`, to those that the event plugin
-    `plugin` has there under the same names. Weights that it does not have, such as frozen ones, stay.
-
-    Raises:
-        UserError: the plugin has no tensors there, or others than weights.
-    """
+    `plugin` has there under the same names. Weights that it does not have, such as frozen ones, stay. Raises UserError
+    if the plugin has no tensors there, or others than weights."""
     known = plugins_in(folder)
     if plugin not in known:
         there = f"it has those of {', '.join(known)}" if known else "its run has none"

@@ -29,11 +29,8 @@ StartFacts = Mapping[str, Any]
 
 def saved_parameters(folder: Path, manifest: Mapping[str, Any]) -> Parameters:
     """Returns the parameters in the `manifest` of the checkpoint `folder`, with the architecture of its step; without
-    `parallel`, as a finished model needs no engine.
-
-    Raises:
-        UserError: a plugin has changed, and no longer takes them.
-    """
+    `parallel`, as a finished model needs no engine. Raises UserError if a plugin has changed, and no longer takes
+    them."""
     raw = {**manifest["parameters"], "parallel": {}}
     parameters = Parameters.from_dict(raw, source=str(folder / "manifest.json"))
     return parameters.built_at(manifest)
@@ -49,14 +46,12 @@ def restore_module(
     deferred: DeferredTensors | None = None,
 ) -> nn.Module:
     """Returns the root module of the checkpoint `folder` with its weights and, with `lora`, its adapters, on the CPU.
+    Raises UserError if the folders of the base weights are missing or changed, or the checkpoint is of another model.
 
     Args:
         folder: the checkpoint; only its `state/` is read.
         started_from: the manifest's entry about the base weights under the adapters.
         deferred: reads the weights when their values are asked for; it is entered.
-
-    Raises:
-        UserError: the folders of the base weights are missing or changed, or the checkpoint is of another model.
     """
     module = parameters.objective.build(parameters.architecture, vocabulary)
     if parameters.trained_beside is not None:

@@ -21,14 +21,9 @@ from terakoya.training.model.module_parts import named_values
 
 
 class Snapshot:
-    """The shards of an engine's state that this process saves, as they were when `take` was called last.
-
-    The memory is reused from one copy to the next, so that a run allocates all of it at its first save. Tensors on a
-    GPU are copied into pinned memory.
-
-    Attributes:
-        shutdown: set when this process is about to leave and reading must end.
-    """
+    """The shards of an engine's state that this process saves, as they were when `take` was called last. The memory is
+    reused from one copy to the next, so that a run allocates all of it at its first save. Tensors on a GPU are copied
+    into pinned memory. `shutdown` is set when this process is about to leave and reading must end."""
 
     def __init__(self, shutdown: threading.Event) -> None:
         self.shutdown = shutdown

@@ -62,13 +62,11 @@ class WrittenState(NamedTuple):
 
 
 def write(folder: Path, rank: int, source: ShardSource) -> WrittenState:
-    """Writes the shards of `source` as the files of `rank` into `folder`, which is a checkpoint's `state/`.
+    """Writes the shards of `source` as the files of `rank` into `folder`, which is a checkpoint's `state/`. Raises
+    OSError if a file could not be written.
 
     Iterating over shards may be collective: after a failure the loop continues to their end without writing, so that no
     rank waits for ever. Rank 0 writes a file even if it has no shards.
-
-    Raises:
-        OSError: a file could not be written.
     """
     written = WrittenState({}, [])
     failure: OSError | None = None
@@ -188,11 +186,8 @@ class StoredTensors:
         return self._shards_of(name)[0].shape
 
     def __call__(self, name: str) -> Tensor:
-        """Returns the whole tensor `name`, on the CPU.
-
-        Raises:
-            UserError: the checkpoint has no such tensor, and is of another model, or a part of the tensor is missing.
-        """
+        """Returns the whole tensor `name`, on the CPU. Raises UserError if the checkpoint has no such tensor, and is of
+        another model, or a part of the tensor is missing."""
         shards = self._shards_of(name)
         if len(shards) == 1:
             return shards[0].read().reshape(shards[0].shape)

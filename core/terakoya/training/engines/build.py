@@ -35,11 +35,8 @@ def build(
     deferred: DeferredTensors | None = None,
 ) -> Engine:
     """Returns the engine of `run` over `module`, with its optimizer, after the transforms of the stage `precision`, and
-    those of `engine`. `deferred` has the weights where each process `holds_parts` and none has built them all.
-
-    Raises:
-        UserError: engine, architecture and optimizer are incompatible, or no plugin has the engine.
-    """
+    those of `engine`. `deferred` has the weights where each process `holds_parts` and none has built them all. Raises
+    UserError if engine, architecture and optimizer are incompatible, or no plugin has the engine."""
     parameters, vocabulary, context = run.parameters, run.vocabulary, run.context
     parallel = parameters.parallel
     assert parameters.precision != "auto", "the start of a run settles it"
@@ -72,11 +69,8 @@ def holds_parts(parameters: Parameters, context: DistributedContext) -> bool:
 
 
 def find_plugin_engine(parallel: Parallel, *, processes: int) -> Callable[[EngineInputs], Engine] | None:
-    """Returns what builds the engine of a run of so many `processes` in a plugin; None where the core has it.
-
-    Raises:
-        UserError: no plugin has it.
-    """
+    """Returns what builds the engine of a run of so many `processes` in a plugin; None where the core has it. Raises
+    UserError if no plugin has it."""
     name, plugins = plugin_engine(dict(parallel), processes=processes), registry()
     if name is None:
         return None

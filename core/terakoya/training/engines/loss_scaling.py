@@ -79,11 +79,8 @@ class LossScaler:
         return {"loss_scale": float(self.scale), "skipped_steps": int(self.counts["skipped"])}
 
     def raise_if_stuck(self, step: int) -> None:
-        """Ends the run, on every rank alike, where gradients overflow and the scale cannot fall further.
-
-        Raises:
-            Diverged: gradients overflowed at the lowest scale, or many times in a row at a fixed scale.
-        """
+        """Ends the run, on every rank alike, where the scale cannot fall further: raises Diverged if gradients
+        overflowed at the lowest scale, or many times in a row at a fixed scale."""
         if not int(self.counts["stuck"]):
             return
         if self.settings.fixed is not None:

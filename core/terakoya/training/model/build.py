@@ -68,15 +68,12 @@ def build_initial(
     fresh: bool,
     in_parts: bool,
 ) -> InitialModule:
-    """Builds the module with which a run begins, with the weights of `start_from` in rank 0; collective.
+    """Builds the module with which a run begins, with the weights of `start_from` in rank 0; collective. A run that
+    goes on, and is not `fresh`, needs only the weights that stay as they are. Raises as `build_module_for_training`, or
+    `start_from` does not fit.
 
     Where each process holds the module `in_parts`, none has memory for all weights: they are deferred. Code of plugins
     that needs weights at once gets them, in every process.
-
-    Args:
-        fresh: whether the run begins; one that goes on needs only the weights that stay as they are.
-
-    Raises as `build_module_for_training`, or `start_from` does not fit.
     """
     build = partial(_build_initial, parameters, vocabulary, tokenizer_folder, context, fresh)
     if not in_parts:
@@ -113,11 +110,8 @@ def _build_initial(
 
 
 def _finish(module: nn.Module, deferred: DeferredTensors) -> None:
-    """Gives the buffers of `module` their values; parameters stay without them.
-
-    Raises:
-        CannotDeferError: nothing has set a parameter.
-    """
+    """Gives the buffers of `module` their values; parameters stay without them. Raises CannotDeferError if nothing has
+    set a parameter."""
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             if deferred.is_deferred(buffer):

@@ -62,11 +62,8 @@ class Choice:
 
 
 def choose(parameters: Parameters, device: torch.device, *, processes: int = 1) -> Choice:
-    """Returns what a run of so many `processes` compiles on `device`.
-
-    Raises:
-        UserError: `cuda_graphs` is true and the device cannot record them.
-    """
+    """Returns what a run of so many `processes` compiles on `device`. Raises UserError if `cuda_graphs` is true and the
+    device cannot record them."""
     if parameters.cuda_graphs is True:
         lacks = missing_tools(device) if device.type == "cuda" else f"this run is on the {device.type}"
         if lacks:
@@ -160,11 +157,8 @@ def run_uncompiled(compiled: bool) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def explain_compile_errors() -> Iterator[None]:
-    """While open, turns the compiler's errors into messages that say what to do.
-
-    Raises:
-        UserError: a part of the model could not be compiled.
-    """
+    """While open, turns the compiler's errors into a UserError that says what to do: a part of the model could not be
+    compiled."""
     try:
         yield
     except RuntimeError as error:

@@ -26,13 +26,11 @@ REFUSAL = "does not have a deterministic implementation"
 
 
 def choose(deterministic: bool) -> None:
-    """Lets this process take `deterministic` algorithms only, or any.
+    """Lets this process take `deterministic` algorithms only, or any. Raises UserError if the environment tells cuBLAS
+    otherwise.
 
     Only torch's strict mode reaches flash attention, which merely warns in the other. torch's compiler then divides no
     sum by what it has timed, which another process may time otherwise.
-
-    Raises:
-        UserError: the environment tells cuBLAS otherwise.
     """
     workspace = os.environ.get(CUBLAS_WORKSPACE, "")
     if deterministic and workspace not in WORKSPACES:

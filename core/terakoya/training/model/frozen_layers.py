@@ -15,14 +15,12 @@ from terakoya.training.model.module_parts import architecture_of, count_weights,
 
 
 def freeze(module: nn.Module, architectures: Sequence[Architecture], vocabulary: Vocabulary, *, count: int) -> None:
-    """Excludes embeddings and the lowest `count` layers of every model in `module` from training; -1: nothing.
+    """Excludes embeddings and the lowest `count` layers of every model in `module` from training; -1: nothing. Raises
+    UserError if `count` is larger than a model's number of layers, or nothing would remain to train.
 
     Embeddings are everything that a body has before its layers: words, positions, norm, a projection. A vocabulary head
     that shares the word matrix is frozen with it, its bias is not. Gradients still flow through frozen layers where
     needed, and dropout stays active.
-
-    Raises:
-        UserError: `count` is larger than a model's number of layers, or nothing would remain to train.
     """
     if count < 0:
         return

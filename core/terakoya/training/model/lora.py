@@ -39,14 +39,12 @@ NO_COPIES: Copies = MappingProxyType({})
 
 
 def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int | None) -> None:
-    """Adds adapters to every model in `module` and freezes everything else there; None does nothing.
+    """Adds adapters to every model in `module` and freezes everything else there; None does nothing. Raises UserError
+    if peft is not installed, no module has the names of `settings`, or a named module cannot be adapted.
 
     Adapters are randomly initialised from the run's `seed` alone; None is for adapters that are read after this, and
-    leaves torch's generator as it is. Weights under an adapter change their names, from
-    `q.weight` to `q.base_layer.weight`.
-
-    Raises:
-        UserError: peft is not installed, no module has the names of `settings`, or a named module cannot be adapted.
+    leaves torch's generator as it is. Weights under an adapter change their names, from `q.weight` to
+    `q.base_layer.weight`.
     """
     if settings is None:
         return
@@ -74,11 +72,8 @@ def _peft() -> Any:
 
 
 def _config(peft: Any, settings: LoraSettings, model: PreTrainedModel) -> Any:
-    """Returns peft's `LoraConfig` of `settings` for `model`.
-
-    Raises:
-        UserError: no target modules are set, and peft has no default for models of this type.
-    """
+    """Returns peft's `LoraConfig` of `settings` for `model`. Raises UserError if no target modules are set, and peft
+    has no default for models of this type."""
     kind = model.config.model_type
     known = importlib.import_module("peft.utils").TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     targets: list[str] | str | None
@@ -129,14 +124,9 @@ def _owners(module: nn.Module) -> dict[int, set[str]]:
 
 
 def _check_names(settings: LoraSettings, model: PreTrainedModel, owners: Mapping[int, set[str]]) -> None:
-    """Refuses names that no module of `model` has, embeddings, and weights that another module shares.
-
-    Args:
-        owners: all names of each parameter before adapters were added, see `_owners`.
-
-    Raises:
-        UserError: one line for each problem.
-    """
+    """Raises UserError, with one line for each problem, for names that no module of `model` has, embeddings, and
+    weights that another module shares. `owners` are all names of each parameter before adapters were added, see
+    `_owners`."""
     kind = type(model).__name__
     layers, copies = dict(_layers(model)), dict(_copies(model))
     problems = []
@@ -207,16 +197,14 @@ def merged_copy(
 def write_adapters(
     exported: Mapping[str, PreTrainedModel], folder: Path, started_from: Mapping[str, Any], copies: Copies = NO_COPIES
 ) -> dict[str, Path]:
-    """Writes the adapters of the models in `exported` in peft's format, each into a new folder of its own.
+    """Writes the adapters of the models in `exported` in peft's format, each into a new folder of its own. Returns name
+    -> the adapter's folder.
 
     Args:
         exported: the result of `objective.exports`, by name; adapters are not merged yet.
         folder: parent of the new `adapter/`, which gets a folder for each name; "" is `adapter/` itself.
         started_from: the origin of the weights under each adapter: `LoadedWeights.facts`.
         copies: are in the place of the models' own tensors.
-
-    Returns:
-        name -> the adapter's folder.
     """
     peft, folders = _peft(), {name: folder / FOLDER / name for name in exported}
     for name, model in exported.items():

@@ -81,11 +81,8 @@ def has_learned_positions(module: nn.Module) -> bool:
 def architecture_of(
     model: PreTrainedModel, architectures: Sequence[Architecture], vocabulary: Vocabulary, *, key: str
 ) -> Architecture:
-    """The one of `architectures` that builds models of the type of `model`.
-
-    Raises:
-        UserError: none of them does; `key` is the setting that needs to know the layers.
-    """
+    """The one of `architectures` that builds models of the type of `model`. Raises UserError if none of them does;
+    `key` is the setting that needs to know the layers."""
     for architecture in architectures:
         if isinstance(model.config, type(architecture.config(vocabulary))):
             return architecture

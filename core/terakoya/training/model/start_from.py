@@ -180,11 +180,8 @@ def check_start_configs(parameters: Parameters, module: nn.Module) -> None:
 
 
 def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) -> dict[str, Path]:
-    """Returns the folder of each model, by its name in `Objective.exports`.
-
-    Raises:
-        UserError: names differ from those of the objective, or a folder holds no model.
-    """
+    """Returns the folder of each model, by its name in `Objective.exports`. Raises UserError if names differ from those
+    of the objective, or a folder holds no model."""
     given = settings.folder
     names = ", ".join(sorted(f'"{name}"' for name in targets if name))
     if isinstance(given, Path):
@@ -207,11 +204,8 @@ def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) ->
 def _read_model(
     folder: Path, kind: type[PreTrainedModel], config: PretrainedConfig, where: str, deferred: DeferredTensors | None
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """Returns the folder's model in fp32, and Transformers' loading info.
-
-    Raises:
-        UserError: there are no weights, or they cannot be read.
-    """
+    """Returns the folder's model in fp32, and Transformers' loading info. Raises UserError if there are no weights, or
+    they cannot be read."""
     try:
         with silence_transformers():
             source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
@@ -236,10 +230,7 @@ def _read_model(
 
 def _change(key: str, start: StartModel, where: str, match: WeightMatch) -> PreTrainedModel:
     """Returns the model that a plugin makes of that of `start`, as the `key` of `start_from` says. Fills in `match`.
-
-    Raises:
-        UserError: no plugin has the key.
-    """
+    Raises UserError if no plugin has the key."""
     plugins = registry()
     if key not in plugins.initial_weights:
         raise UserError(f"{KEY}.{key}: no plugin has it{plugins.missing('keys', f'{KEY}.{key}')}")

@@ -35,11 +35,8 @@ of a plugin's transform."""
 
 
 def find_transforms(parameters: Parameters) -> dict[str, ModuleTransform]:
-    """Returns the transforms that a run of `parameters` wants, by name, in their order.
-
-    Raises:
-        UserError: no plugin has the `precision`.
-    """
+    """Returns the transforms that a run of `parameters` wants, by name, in their order. Raises UserError if no plugin
+    has what a key or the `precision` asks for."""
     plugins, precision = registry(), parameters.precision
     if precision not in (*OWN_PRECISIONS, *plugins.transforms):
         raise UserError(f'precision: no plugin has "{precision}"{plugins.missing("transforms", precision)}')

@@ -34,13 +34,8 @@ def refuse_changes(
     say: Callable[[str], None],
 ) -> list[str]:
     """Says every parameter that has changed since the checkpoint; returns warnings of what the run takes.
-
-    Args:
-        fingerprints: folder of each store -> its fingerprint.
-
-    Raises:
-        UserError: parameters or stores have changed that must not, or that `allow_change` does not name.
-    """
+    `fingerprints` are by the folders of the stores. Raises UserError if parameters or stores have changed that must
+    not, or that `allow_change` does not name."""
     before, now = _with_defaults(manifest["parameters"]), parameters.dump()
     old, new = (short_json(value_at(each, MODEL_TYPE)) for each in (before, now))
     if old != new and allow_change.isdisjoint({MODEL_TYPE, "architecture"}):
@@ -115,11 +110,8 @@ def needed_consent(
     allow_change: frozenset[str] = frozenset(),
 ) -> list[str]:
     """Returns the keys that `allow_change` must name, too, before a run continues from the checkpoint with these other
-    `parameters`: `data` first, for all keys below it, where it would train on other stores.
-
-    Raises:
-        UserError: parameters have changed that decide which tensors the checkpoint holds.
-    """
+    `parameters`: `data` first, for all keys below it, where it would train on other stores. Raises UserError if
+    parameters have changed that decide which tensors the checkpoint holds."""
     before, now = _with_defaults(manifest["parameters"]), parameters.dump()
     changed = changed_keys(before, now)
     allowed = RESUME_MAY_CHANGE | _other_tables_of_equal_batches(before, now)

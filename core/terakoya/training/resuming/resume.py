@@ -31,13 +31,9 @@ from terakoya.training.trainer import Trainer
 def newest_checkpoint(
     out: Path, context: DistributedContext, run_log: RunLog, *, start_over: bool = False
 ) -> Path | None:
-    """Returns the newest whole checkpoint of the run in `out`, from which it continues; None without one. Collective.
-
-    Args:
-        start_over: whether the run may begin at step 0 although it has had checkpoints.
-
-    On every rank, raises as `recover_newest` does.
-    """
+    """Returns the newest whole checkpoint of the run in `out`, from which it continues; None without one. With
+    `start_over` the run may begin at step 0 although it has had checkpoints. Collective. On every rank, raises as
+    `recover_newest` does."""
     recover = partial(recover_newest, out / "checkpoints", start_over=start_over)
     folder, messages = context.decide_on_main(recover)
     for message in messages:
@@ -142,11 +138,8 @@ def describe_finished(run: Run) -> str:
 
 
 def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path) -> None:
-    """Makes the next step begin with the row after the last one used.
-
-    Raises:
-        UserError: the size of the global batch has changed, or phases that the run has taken.
-    """
+    """Makes the next step begin with the row after the last one used. Raises UserError if the size of the global batch
+    has changed, or phases that the run has taken."""
     run, plan, global_rows = trainer.run, trainer.plan, trainer.plan.validation_batch.global_rows
     if plan.has_phases:
         plan.check_borders(manifest)

@@ -146,13 +146,9 @@ def settle_precision(parameters: Parameters, out: Path) -> Parameters:
 
 @contextlib.contextmanager
 def hold_folder(out: Path, context: DistributedContext) -> Iterator[None]:
-    """Creates the folder of a run and holds its lock while the context is open; collective.
-
-    A file with a nonce proves that all nodes see the same file system; the lock, that only one run uses the folder.
-
-    Raises:
-        UserError: on every rank, if either does not hold.
-    """
+    """Creates the folder of a run and holds its lock while the context is open; collective. A file with a nonce proves
+    that all nodes see the same file system; the lock, that only one run uses the folder. Raises UserError on every rank
+    if either does not hold."""
     error: Exception | None = None
     handle = None
     nonce = context.broadcast(os.urandom(8).hex())
