@@ -104,14 +104,14 @@ class Language:
 
 
 @hookspec
-def register_commands() -> Mapping[str, Command | Group]:  # type: ignore[empty-body]
+def register_commands() -> Mapping[str, Command | Group]:
     """Called when the command line starts, in every process that reads one, of the modules alone that entry points and
     `--plugin` name: `terakoya --help` imports these and the modules of verbs. Returns verbs by name;
     "store count" is a verb of the group `store`, which another plugin or the core may have."""
 
 
 @hookspec
-def register_options() -> Mapping[str, Callable[..., None]]:  # type: ignore[empty-body]
+def register_options() -> Mapping[str, Callable[..., None]]:
     """Called as `register_commands`, in every process that reads a command line. Returns functions by the name of a
     verb of the core or of another plugin. Such a function is called instead of the verb, and its keyword-only
     parameters are further options of it, as typer reads them: `function(verb, arguments, **options)`, where
@@ -119,13 +119,13 @@ def register_options() -> Mapping[str, Callable[..., None]]:  # type: ignore[emp
 
 
 @hookspec
-def register_languages() -> Mapping[str, Callable[[], Language]]:  # type: ignore[empty-body]
+def register_languages() -> Mapping[str, Callable[[], Language]]:
     """Called when the command line starts, in every process that reads one, of the same modules. Returns functions that
     load a language, by its name for `TERAKOYA_LANG`."""
 
 
 @hookspec
-def register_places() -> Mapping[str, Callable[[str], Place]]:  # type: ignore[empty-body]
+def register_places() -> Mapping[str, Callable[[str], Place]]:
     """Called when a user first names a run, a store or a corpus by a scheme such as `s3://bucket/run`, in every process
     that reads it, of the same modules. Returns classes of places by their scheme, "s3"; "*" is the one of all schemes
     that no plugin names. See `terakoya.places.Place`, also for what is not there."""
@@ -134,86 +134,72 @@ def register_places() -> Mapping[str, Callable[[str], Place]]:  # type: ignore[e
 @hookspec
 def register_tokenizers() -> Mapping[str, type[components.Tokenizer]]:
     """Called when plugins load, in every process. Returns tokenizer kinds by their name for `--type`."""
-    return {}
 
 
 @hookspec
 def register_word_finders() -> Mapping[str, type[components.WordFinder]]:
     """Called when plugins load, in every process. Returns word finders by their name for `terakoya prepare --words`."""
-    return {}
 
 
 @hookspec
 def register_cleaning_steps() -> Mapping[str, type[components.CleaningStep]]:
     """Called when plugins load, in every process. Returns cleaning steps by their `type` in the list `clean`."""
-    return {}
 
 
 @hookspec
 def register_architectures() -> Mapping[str, type[components.Architecture]]:
     """Called when plugins load, in every process. Returns architectures by their `architecture.type`."""
-    return {}
 
 
 @hookspec
 def register_objectives() -> Mapping[str, type[components.Objective]]:
     """Called when plugins load, in every process. Returns objectives by their `objective.type`."""
-    return {}
 
 
 @hookspec
 def register_optimizers() -> Mapping[str, type[components.Optimizer]]:
     """Called when plugins load, in every process. Returns optimizers by their `optimizer.type`."""
-    return {}
 
 
 @hookspec
 def register_schedules() -> Mapping[str, type[components.Schedule]]:
     """Called when plugins load, in every process. Returns schedules by their `schedule.type`."""
-    return {}
 
 
 @hookspec
 def register_exporters() -> Mapping[str, type[components.Exporter]]:
     """Called when plugins load, in every process. Returns export formats by their name for `--format`."""
-    return {}
 
 
 @hookspec
 def register_importers() -> Mapping[str, type[components.Importer]]:
     """Called when plugins load, in every process. Returns import formats by their name for `terakoya import`."""
-    return {}
 
 
 @hookspec
 def register_trackers() -> Mapping[str, type[components.Tracker]]:
     """Called when plugins load, in every process. Returns trackers by their `type` in `trackers`."""
-    return {}
 
 
 @hookspec
 def register_events() -> Mapping[str, type[components.EventPlugin]]:
     """Called when plugins load, in every process. Returns event plugins with settings by their key in `events`."""
-    return {}
 
 
 @hookspec
 def register_launchers() -> Mapping[str, type[components.Launcher]]:
     """Called when plugins load, in every process. Returns launchers by their name for `terakoya launch`."""
-    return {}
 
 
 @hookspec
 def register_initializers() -> Mapping[str, type[components.Initializer]]:
     """Called when plugins load, in every process. Returns initializers by their name in `start_from.initializer`."""
-    return {}
 
 
 @hookspec
 def register_settings() -> Mapping[str, type[BaseModel]]:
     """Called when plugins load, in every process. Returns the settings files that options of commands read and that are
     no components, by these words: "prepare --engine mine". `terakoya parameters show` knows their keys."""
-    return {}
 
 
 @hookspec
@@ -223,7 +209,6 @@ def register_engines() -> Mapping[str, Callable[[Any], Any]]:
     (`parallel.tp_size`). Such a function takes a `training.engines.inputs.EngineInputs` and returns a
     `training.engines.engine.Engine`. Where it has an attribute `find_conflicts`, that is called with the parameters of
     each run that takes the engine, and returns sentences about what does not go together, each with what to do."""
-    return {}
 
 
 @hookspec
@@ -232,7 +217,6 @@ def register_initial_weights() -> Mapping[str, Callable[[components.StartModel],
     the run, by the key of `start_from` that asks for it: "vocabulary", before settings are compared, and "grow", where
     they fit. Such a function returns the Transformers model and a sentence about it, and raises UserError where it
     cannot."""
-    return {}
 
 
 @hookspec
@@ -240,7 +224,6 @@ def register_module_transforms() -> Mapping[str, components.ModuleTransform]:
     """Called when plugins load, in every process. Returns what changes the module of a run between its building and its
     first step, by name: `components.module_transform.STAGES` says when, and what the core itself does there. The name
     may be a value of `precision` that the core has not."""
-    return {}
 
 
 @hookspec
@@ -262,7 +245,6 @@ def register_record_formats() -> Mapping[str, Callable[[Any, components.Tokenize
     """Called when plugins load, in every process. Returns functions that read the objects of jsonl lines as documents
     that are no plain text, by their word: "conversations" for `terakoya prepare --conversations`. Such a function takes
     the `PrepareOptions` and the tokenizer, and raises UserError where these do not go with it."""
-    return {}
 
 
 @hookspec
@@ -273,7 +255,6 @@ def register_watches() -> Mapping[str, Callable[..., Any]]:
     `training.step_health.StepJudge`. As "ranks" what watches its processes: from a `distributed.topology`'s
     `Topology`, this rank, the timeout in seconds and a text that only these processes share, a
     `distributed.rank_watch.RankWatch`."""
-    return {}
 
 
 # -------------------------------------------------------------------------------------------------------- events
@@ -291,7 +272,7 @@ def step_finished(run: Run, report: StepReport) -> None:
 
 
 @hookspec
-def evaluate(run: Run) -> Mapping[str, float]:  # type: ignore[empty-body]
+def evaluate(run: Run) -> Mapping[str, float]:
     """Called on every rank whenever the run evaluates, after the built-in validation. Returns name -> number, equal on
     all ranks (use `run.reduce`), added to the validation's record."""
 
@@ -316,7 +297,7 @@ def run_finished(run: Run, error: BaseException | None) -> None:
 
 
 @hookspec
-def run_files(folder: Path) -> Mapping[str, str]:  # type: ignore[empty-body]
+def run_files(folder: Path) -> Mapping[str, str]:
     """Called on rank 0 when a run that is kept in another place has ended, before the last of `folder` is copied there.
     Returns the texts of files that the run's folder should hold besides, by name, such as a page about the run. A
     plugin that fails is warned of, and the run ends as it would without it."""

@@ -304,7 +304,6 @@ class ConsoleHandler(logging.Handler):
     """Prints records on the error console, above a progress bar if there is one; prefixes warnings and errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one record."""
         style = STYLES.get(record.levelname, "")
         label = f"{record.levelname.lower()}:" if style else ""
         with suppress(OSError), status_line.hide():  # an OSError: the terminal was closed

@@ -51,7 +51,6 @@ class InOrder(VerbGroup):
     explain_usage: Callable[[Any], str | None] | None = None
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Returns the commands in the order of use."""
         return [name for name in self.verbs.commands if name in self.commands]
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:

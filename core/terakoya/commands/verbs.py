@@ -35,7 +35,6 @@ from terakoya.commands.tokenizer import extend as tokenizer_extend
 
 @hookimpl
 def register_commands() -> Mapping[str, Command | Group]:
-    """Implements `hookspecs.register_commands`."""
     return {
         "demo": Command(demo.command, "terakoya demo --out work/demo"),
         "init": Command(

@@ -11,7 +11,8 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -46,13 +47,9 @@ class Setting(NamedTuple):
     since: str
 
 
-def settings_of(model: type[BaseModel]) -> list[Setting]:
-    """Returns the settings of `model`, in the order in which its fields are declared."""
-    return list(_settings_of(model))
-
-
 @cache
-def _settings_of(model: type[BaseModel]) -> tuple[Setting, ...]:
+def settings_of(model: type[BaseModel]) -> Sequence[Setting]:
+    """Returns the settings of `model`, in the order in which its fields are declared."""
     schema = model.model_json_schema(by_alias=True, schema_generator=DescribedSchema)
     # a model that JSON may also give in a shorter form has its properties in one of several choices
     forms = (schema, *schema.get("anyOf", ()))
@@ -73,7 +70,7 @@ def _settings_of(model: type[BaseModel]) -> tuple[Setting, ...]:
                 since=notes.get("Since", FIRST_RELEASE),
             )
         )
-    return tuple(result)
+    return result
 
 
 def default_text(value: Any) -> str:
@@ -103,8 +100,6 @@ def summary(model: type[BaseModel]) -> str:
 @cache
 def _docstrings_of_module(name: str) -> Mapping[str, Mapping[str, str]]:
     """Returns class -> field -> the docstring below it, for the classes of a module; none without source code."""
-    import sys
-
     try:
         tree = ast.parse(inspect.getsource(sys.modules[name]))
     except (KeyError, OSError, TypeError, SyntaxError):
@@ -131,7 +126,6 @@ class DescribedSchema(GenerateJsonSchema):
     """pydantic's JSON Schema, in which each property has its description."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        """Returns the schema of a model with the descriptions of its fields."""
         result = super().model_schema(schema)
         model = schema["cls"]
         texts = descriptions(model)

@@ -18,6 +18,7 @@ from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.components import Exporter
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import lora as lora_settings
+from terakoya.conversion.import_checkpoint import copy_tokenizer
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.plugins import registry
@@ -26,6 +27,7 @@ from terakoya.plugins.foreign_models import foreign_model_problem
 from terakoya.plugins.run_record import check_plugins
 from terakoya.runs.checkpoints import read_manifest, while_kept
 from terakoya.runs.finding import find_checkpoint
+from terakoya.toolkit.formats import folder_digests
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,8 +87,6 @@ def export(
             the format does not support, other outputs than the model's, or `out` already exists.
         TemporaryFailure: the run removed the checkpoint while it was read.
     """
-    from terakoya.toolkit.formats import folder_digests
-
     source, out = Path(source), Path(out)
     check_new_folder(out)
     exporter: Exporter = create_component("exporters", format, settings or {}, where=f"format {format}")
@@ -135,8 +135,6 @@ class _Source:
 @contextmanager
 def _open_source(source: Path, weights: str | None, *, to_write: bool) -> Iterator[_Source]:
     """Loads what `source` refers to; see `models_to_write` for those `to_write`. Raises UserError as `export` does."""
-    from terakoya.conversion.import_checkpoint import copy_tokenizer
-
     if (source / "config.json").is_file() and not (source / "manifest.json").is_file():
         if weights is not None:
             raise UserError(f"--weights {weights}: expected a run or a checkpoint, got {describe_found(source, 'run')}")
@@ -170,8 +168,6 @@ def load_model(folder: Path) -> PreTrainedModel:
     if the config names no class of Transformers, or one that an importer reads; if weights are missing or cannot be
     read, or a file is not that which an export wrote."""
     import transformers
-
-    from terakoya.toolkit.formats import folder_digests
 
     if problem := foreign_model_problem(folder):
         raise UserError(problem)

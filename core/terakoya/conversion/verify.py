@@ -147,10 +147,8 @@ def _verify_model(folder: Path, findings: Findings) -> None:
     try:
         config = read_json(folder / "config.json")
         recorded = folder_digests.read(folder)
-        problems, count = (
-            list(folder_digests.find_changes(folder) if recorded else folder_digests.find_partial_files(folder)),
-            0,
-        )
+        count = 0
+        problems = list(folder_digests.find_changes(folder) if recorded else folder_digests.find_partial_files(folder))
         if not problems:
             count, problems = _check_weights(folder)
         if not problems and "auto_map" not in config:

@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.rejects import Rejects
 from terakoya.errors import UserError
-from terakoya.store.token_store import TokenStore
+from terakoya.store.token_store import TokenStore, Unit
 from terakoya.store.token_store import open_store as open_any_store
 
-Unit = Literal["document", "line"]
 _TEXTS = 4096
 """Texts whose places are read at a time."""
 
@@ -55,7 +54,6 @@ class StoreTexts:
     store: TokenStore
 
     def texts(self, unit: Unit, limit: int | None) -> Iterator[Text]:
-        """Yields the texts, as in `DataSet`."""
         store = self.store
         eos = store.facts.eos
         known = store.facts.sizes and "document" in (unit, store.facts.unit)

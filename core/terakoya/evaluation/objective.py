@@ -24,7 +24,7 @@ from terakoya.toolkit.fast_products import precision_problems
 from terakoya.training.batches import to_device
 from terakoya.training.checkpoint.restoring import restore_module, saved_parameters
 from terakoya.training.engines.engine import autocast_forward
-from terakoya.training.loss import Meter, to_bits, total_counts
+from terakoya.training.loss import Meter, to_bits
 
 log = logging.getLogger("terakoya")
 
@@ -126,8 +126,8 @@ class RunObjective:
             batch = objective.collate(source.load(0, spread[first : first + size]), self.vocabulary)
             with torch.no_grad():
                 meter.add_sums(self.module(to_device(batch, self.device, flash=self.flash)))
-            for name, count in zip(counts, total_counts([batch], list(counts)), strict=True):
-                counts[name] += count
+            for name in counts:
+                counts[name] += batch.counts[name]
         meter.add_counts(counts)
         means = meter.take_means(meter.local_sums())
         return {**means, **to_bits(means, terms, store.text_per_token), **counts, "rows": number_of_rows}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import psutil
+import torch
 
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import presets_folder, read_preset
@@ -142,8 +146,6 @@ def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None 
     """Returns the machine with `count` times the device `gpu`; by default this machine, all its GPUs or its CPU, whose
     speed `measure` measures. Raises UserError if the device is unknown, or this machine has no GPU but several are
     wanted."""
-    import torch
-
     device = devices.find_device(gpu) if gpu else devices.local_device()
     if device.gpu:
         measure = measure if devices.is_here(device) else None
@@ -156,23 +158,13 @@ def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None 
         return Machine(device, count or here, devices.precision_on(device), measure)
     if count and count > 1:
         raise UserError(f"--gpus {count}: this machine has no GPU; name the kind with --gpu, such as --gpu h100")
-    device = replace(device, memory=device.memory or _memory())
+    device = replace(device, memory=device.memory or psutil.virtual_memory().total)
     return Machine(device, 1, devices.precision_on(device), measure)
-
-
-def _memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 def _cpu_tflops() -> float:
     """Measures float32 matrix products of this machine's CPU for about a quarter of a second; TFLOP/s of the fastest,
     which other programs slow down least."""
-    import time
-
-    import torch
-
     matrix = torch.randn(768, 768)
     torch.mm(matrix, matrix)
     end, fastest = time.perf_counter() + 0.25, math.inf

@@ -18,6 +18,9 @@ from terakoya.errors import UserError
 from terakoya.pipeline.settings import CorpusSettings, Pipeline
 from terakoya.pipeline.stages import content_digest
 from terakoya.plugins.cleaning import read_cleaning
+from terakoya.preparation.options import PrepareOptions
+from terakoya.preparation.prepare import prepare_store
+from terakoya.preparation.word_borders import find_word_finder
 
 Part = Literal["train", "validation"]
 
@@ -33,8 +36,6 @@ class PipelineCorpus:
         """Raises UserError for wrong settings and, if the corpus has a name, for missing files."""
         self._add_cleaning()
         if self._pipeline.words is not None:
-            from terakoya.preparation.word_borders import find_word_finder
-
             find_word_finder(self._pipeline.words).finder.fingerprint()
         if self.settings.name:
             self._find("corpus")
@@ -146,9 +147,6 @@ class PipelineCorpus:
 
     def prepare(self, part: Part) -> Mapping[str, Any]:
         """Makes the store of `part`; returns its counts."""
-        from terakoya.preparation.options import PrepareOptions
-        from terakoya.preparation.prepare import prepare_store
-
         settings, pipeline = self.settings, self._pipeline
         options = PrepareOptions(
             sources=self.parts[part].sources,

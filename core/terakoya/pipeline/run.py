@@ -26,9 +26,11 @@ from terakoya.json_settings import read_settings, without_notes
 from terakoya.pipeline.corpora import Part, PipelineCorpus
 from terakoya.pipeline.settings import Pipeline, read_pipeline
 from terakoya.pipeline.stages import Stage, StageResult, content_digest, run_stages
+from terakoya.preparation.word_borders import find_word_finder
 from terakoya.runs.checkpoints import list_checkpoints
 from terakoya.runs.finding import find_checkpoint
 from terakoya.store.token_store import PARTS, TokenStore
+from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.tokenization.train import make_tokenizer, train_tokenizer
 
 __all__ = ["Pipeline", "read_pipeline", "run_pipeline"]
@@ -151,7 +153,6 @@ class _Plan:
     def _vocabulary(self, sequence_length: int) -> Vocabulary:
         """Returns the vocabulary of the stores, as far as it is known before they are made."""
         from terakoya.estimation.synthetic_rows import synthetic_vocabulary
-        from terakoya.tokenization.recognise import recognise_tokenizer
 
         pipeline, folder = self.pipeline, self.pipeline.tokenizer_folder
         if pipeline.tokenizer is None:
@@ -197,16 +198,12 @@ class _Plan:
     @cached_property
     def _tokenizer_fingerprint(self) -> Mapping[str, str]:
         """Hashes of everything that token ids depend on: the tokenizer's files, its dictionary, library versions."""
-        from terakoya.tokenization.recognise import recognise_tokenizer
-
         folder = self.pipeline.tokenizer_folder
         return recognise_tokenizer(folder).fingerprint(folder)
 
     @cached_property
     def _words_fingerprint(self) -> Mapping[str, str]:
         """The hash of everything that the words of `words` depend on; nothing without that key."""
-        from terakoya.preparation.word_borders import find_word_finder
-
         words = self.pipeline.words
         return {} if words is None else {"words_fingerprint": find_word_finder(words).fingerprint}
 

@@ -223,15 +223,14 @@ class CausalRows:
     ) -> Rows:
         """The arrays of a batch. At the flat indices `last` (n,) runs end whose next ids are `following` (n,)."""
         self._store.touch(segments.start, segments.length)
-        shape = (len(keys), self._length)
+        begin, end = (self._pad if each is None else each for each in (self._bos, self._end))
         assembled = assemble_rows(
             segments,
-            shape,
+            keys,
+            self._length,
             self._tokens,
             None,
-            pad=self._pad,
-            cls=self._pad if self._bos is None else self._bos,
-            sep=self._pad if self._end is None else self._end,
+            framing_ids=(self._pad, begin, end),
             restart_positions=restart_positions,
         )
         flat = assembled.tokens.reshape(-1)
@@ -241,9 +240,7 @@ class CausalRows:
         labels[assembled.document_ids.reshape(-1) < 0] = IGNORED
         if self._layout.eod_mask_loss:
             labels[flat == self._end] = IGNORED
-        return Rows(
-            assembled.tokens, assembled.document_ids, assembled.position_ids, None, keys, labels=labels.reshape(shape)
-        )
+        return replace(assembled, labels=labels.reshape(assembled.tokens.shape))
 
 
 def _flags_at(bits: tuple[np.ndarray, int], tokens: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -44,7 +45,7 @@ class EncoderRows:
         cls, sep, pad = self.vocabulary.cls, self.vocabulary.encoder_end, self.vocabulary.pad
         assert sep is not None and pad is not None, "checked above"
         self._prefix = int(cls is not None)
-        self._framing_ids = {"pad": pad, "cls": pad if cls is None else cls, "sep": sep}
+        self._framing_ids = pad, pad if cls is None else cls, sep
         self._words: tuple[np.ndarray, int] | None = None
         if store.facts.word_starts:
             bits, skipped = store.flag_bits(WORDS)
@@ -152,21 +153,14 @@ class EncoderRows:
             width = min(width, -(-int(segments.row_lengths(len(keys)).max()) // WIDTH_STEP) * WIDTH_STEP)
         assembled = assemble_rows(
             segments,
-            (len(keys), width),
+            keys,
+            width,
             self._tokens,
             self._words,
-            **self._framing_ids,
+            framing_ids=self._framing_ids,
             restart_positions=self.layout.kind in ("packed", "lines"),
         )
-        return Rows(
-            assembled.tokens,
-            assembled.document_ids,
-            assembled.position_ids,
-            assembled.word_starts,
-            keys,
-            assembled.token_type_ids,
-            next_sentence,
-        )
+        return replace(assembled, next_sentence=next_sentence)
 
     # ------------------------------------------------------------------------------------ requirements on the store
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -139,11 +139,6 @@ class Loader:
             return None
         return TextPerToken(sum(text.characters * n for text, n in known), sum(text.bytes * n for text, n in known))
 
-    def blank_row(self, row: int = 0) -> Rows:
-        """One row with nothing to learn, for the empty slots of the step of row `row`; the caller treats its counts as
-        0."""
-        return self.mixture_at(row)[0][0].blank_row()
-
     def store_positions(self, rows: int) -> list[dict[str, int | str]]:
         """The position of each store after `rows` rows of the sequence: consumed rows, whole epochs, and rows of the
         current epoch."""
@@ -229,9 +224,7 @@ class Prefetcher(Generic[T]):
 
 
 def fill_up(rows: Rows, size: int, source: RowSource) -> Rows:
-    """Returns `rows` with rows of padding alone at the end: `size` rows."""
-    if len(rows) >= size:
-        return rows
+    """Returns `rows` with rows of padding alone at the end: `size` rows, more than they are."""
     filled = _merge([rows, *[source.blank_row()] * (size - len(rows))], np.arange(size), source)
     filled.document_ids[len(rows) :] = -1  # a blank row frames a document without tokens
     return filled
@@ -240,13 +233,16 @@ def fill_up(rows: Rows, size: int, source: RowSource) -> Rows:
 def _merge(parts: Sequence[Rows], destinations: np.ndarray, source: RowSource) -> Rows:
     """Merges batches into one: row i of the concatenated parts goes to row destinations[i]. Narrow parts are padded."""
     width = max(part.tokens.shape[1] for part in parts)
-    pad = source.vocabulary.pad or 0  # causal rows may have no padding id, but are all of one width
+    # causal rows may have no padding id, but are all of one width
+    fills = {"tokens": source.vocabulary.pad or 0, "document_ids": -1, "labels": -100}
 
-    def merge(arrays: Sequence[np.ndarray | None], fill: int = 0) -> np.ndarray | None:
-        present = [array for array in arrays if array is not None]
+    def merge(name: str) -> np.ndarray | None:
+        arrays = [getattr(part, name) for part in parts]
+        present: list[np.ndarray] = [array for array in arrays if array is not None]
         if len(present) < len(arrays):
             return None
-        merged = np.full((len(destinations), *([width] if present[0].ndim == 2 else [])), fill, present[0].dtype)
+        shape = (len(destinations), *([width] if present[0].ndim == 2 else []))
+        merged = np.full(shape, fills.get(name, 0), present[0].dtype)
         start = 0
         for array in present:
             rows = destinations[start : start + len(array)]
@@ -257,19 +253,5 @@ def _merge(parts: Sequence[Rows], destinations: np.ndarray, source: RowSource) -
             start += len(array)
         return merged
 
-    tokens = merge([part.tokens for part in parts], pad)
-    document_ids = merge([part.document_ids for part in parts], -1)
-    position_ids = merge([part.position_ids for part in parts])
-    keys = merge([part.keys for part in parts])
-    assert tokens is not None and document_ids is not None and position_ids is not None and keys is not None
-    return Rows(
-        tokens,
-        document_ids,
-        position_ids,
-        merge([part.word_starts for part in parts]),
-        keys,
-        merge([part.token_type_ids for part in parts]),
-        merge([part.next_sentence for part in parts]),
-        merge([part.labels for part in parts], -100),
-        progress=parts[0].progress,
-    )
+    arrays: Any = {each.name: merge(each.name) for each in fields(Rows) if each.name != "progress"}
+    return Rows(**arrays, progress=parts[0].progress)

@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from terakoya.components.rows import Rows
+
 
 @dataclass(frozen=True)
 class RowSegments:
@@ -33,34 +35,23 @@ class RowSegments:
         return np.bincount(self.row, weights=sizes, minlength=batch).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class AssembledRows:
-    """The arrays (B, T) of a batch; see `terakoya.components.rows.Rows`."""
-
-    tokens: np.ndarray
-    document_ids: np.ndarray
-    position_ids: np.ndarray
-    word_starts: np.ndarray | None
-    token_type_ids: np.ndarray | None
-
-
 def assemble_rows(
     segments: RowSegments,
-    shape: tuple[int, int],
+    keys: np.ndarray,
+    width: int,
     stored: np.ndarray,
     word_bits: tuple[np.ndarray, int] | None,
     *,
-    pad: int,
-    cls: int,
-    sep: int,
+    framing_ids: tuple[int, int, int],
     restart_positions: bool,
-) -> AssembledRows:
-    """The arrays (B, T) = `shape` of segments that fit it.
+) -> Rows:
+    """The rows with these `keys` (B,), `width` tokens each, of segments that fit them.
 
-    `stored` is every token of the store, `word_bits` their word starts in the form of `TokenStore.flag_bits`.
-    Positions count from 0 in each segment with `restart_positions`, else in each row.
+    `stored` is every token of the store, `word_bits` their word starts in the form of `TokenStore.flag_bits`,
+    `framing_ids` the ids of padding, [CLS] and [SEP]. Positions count from 0 in each segment with `restart_positions`,
+    else in each row.
     """
-    batch, width = shape
+    batch, shape = len(keys), (len(keys), width)
     sizes = segments.prefix + segments.length + segments.suffix
     # A part is a segment or the padding that follows the segments of a row.
     segment_parts = np.arange(len(sizes)) + segments.row
@@ -83,7 +74,7 @@ def assemble_rows(
     first_suffix = begin + segments.prefix + segments.length
     suffixes = np.concatenate([first_suffix[segments.suffix > 0], first_suffix[segments.suffix > 1] + 1])
     tokens = np.take(stored, source, mode="clip").astype(np.int32)
-    tokens[is_padding], tokens[prefixes], tokens[suffixes] = pad, cls, sep
+    tokens[is_padding], tokens[prefixes], tokens[suffixes] = framing_ids
     position_ids = repeat_per_token(begin if restart_positions else segments.row * width, 0)
     np.subtract(_count(batch * width, np.int32), position_ids, out=position_ids)
     position_ids[is_padding] = 0
@@ -100,11 +91,12 @@ def assemble_rows(
         flags &= 1
         flags[is_padding] = flags[prefixes] = flags[suffixes] = 0
         word_starts = flags.view(bool).reshape(shape)
-    return AssembledRows(
+    return Rows(
         tokens.reshape(shape),
         document_ids.reshape(shape),
         position_ids.reshape(shape),
         word_starts,
+        keys,
         None if segments.type is None else repeat_per_token(segments.type, 0).reshape(shape),
     )
 

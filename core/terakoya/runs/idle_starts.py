@@ -16,9 +16,7 @@ def without_idle_starts(written: Metrics) -> Metrics:
     """Returns `written` as if a finished run had only been started again where that trained more. A start that was
     refused becomes a warning."""
     kept: list[Mapping[str, Any]] = []
-    later: list[
-        Mapping[str, Any]
-    ] = []  # of a start after the run was finished, as long as nothing shows that it trains
+    later: list[Mapping[str, Any]] = []  # of a start after the end, as long as nothing shows that it trains
     finished_step: int | None = None
     for record in written.records:
         kind = record.get("kind")

@@ -21,6 +21,9 @@ import numpy as np
 
 from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.components.tokenizer import RECORD, load_tokenizer
+from terakoya.corpus.beginnings import check_beginnings
+from terakoya.corpus.corpus import Corpus, Reading
+from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
 from terakoya.process_pool import available_cores
 from terakoya.toolkit.formats.model_files import tokenizer_files
@@ -32,8 +35,6 @@ from terakoya_tokenizer.wordpiece import PREFIX, WordPiece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from terakoya.corpus.corpus import Reading
 
 GAIN = 1e-4
 """By how much the logarithm of a new unigram piece's probability exceeds the sum of those of its old pieces, for each
@@ -74,10 +75,6 @@ def extend_tokenizer(
     """Writes into the new folder `out` the tokenizer in `folder` with up to `add` new pieces of `corpus`, each of which
     occurs at least `min_frequency` times: those that save the most tokens. Every old piece keeps its id. Returns facts.
     Raises UserError for a tokenizer of another kind, if no piece is new, or `out` exists; and as `Corpus` does."""
-    from terakoya.corpus.beginnings import check_beginnings
-    from terakoya.corpus.corpus import Corpus
-    from terakoya.corpus.files import find_files
-
     check_new_folder(out)
     tokenizer = load_tokenizer(folder)
     is_japanese = type(tokenizer).__name__ == "BertJapaneseTokenizer"

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terakoya import plugins
 from terakoya.components.tokenizer import RECORD, load_tokenizer
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, kind_of, refuse_pointers
@@ -23,8 +24,6 @@ def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
     """Returns the tokenizer component that reads `folder`: of kind `type`, or of the only kind that can read it. Raises
     UserError if no kind, or more than one, can read it, if a file of it is a pointer of Git LFS, and without `type` if
     the kind that the folder records is not there: another kind would give other ids, or no word starts."""
-    from terakoya import plugins
-
     if not folder.is_dir():
         raise UserError(
             f"{folder}: expected a tokenizer's folder, got {describe_found(folder, 'tokenizer')}"
@@ -62,8 +61,6 @@ def load_decoder(folder: Path) -> PreTrainedTokenizerBase:
     """Returns the tokenizer in `folder`, to turn ids into text: as its kind loads it. Where the plugin of that kind is
     missing, as Transformers loads it, with a warning: only cutting text into tokens needs the plugin. Raises UserError
     as `recognise_tokenizer` does, also where Transformers cannot load the folder."""
-    from terakoya import plugins
-
     recorded = _recorded_kind(folder) if folder.is_dir() else None
     if recorded is None or recorded in plugins.registry().names("tokenizers"):
         return recognise_tokenizer(folder).load(folder)

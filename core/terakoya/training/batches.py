@@ -91,7 +91,7 @@ class BatchMaker:
 
     def dummy(self, step: int = 0) -> Batch:
         """Returns a batch of one row with nothing to learn, of the rows that `step` has."""
-        return self._collate(self.loader.blank_row(self.plan.rows(step)[0]), step)
+        return self._collate(self.loader.mixture_at(self.plan.rows(step)[0])[0][0].blank_row(), step)
 
     def to_device(self, batch: Batch, device: torch.device) -> dict[str, Tensor]:
         """Returns the tensors of `batch` on `device`, as `to_device` does for this model."""

@@ -16,13 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from terakoya.components import Batch, LossTerm
+from terakoya.components import LossTerm
 from terakoya.store.document_sizes import TextPerToken
-
-
-def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> list[int]:
-    """Returns the sum of each count in `names` over `batches`, the micro-batches of one rank."""
-    return [sum(batch.counts[name] for batch in batches) for name in names]
 
 
 def weighted_loss(

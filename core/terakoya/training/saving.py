@@ -127,12 +127,10 @@ class Saver:
                 self.is_writing = False
         self.snapshot.take(engine)
         copies = self.snapshot.copy_tensors(event_tensors)
-        write_copies: Callable[[Path], None] = _write_nothing
         if run.context.is_main and engine.full_module and run.parameters.lora is None:
-            if folders.with_model:
-                write_copies = self.snapshot.copy_models(run.objective.exports(run.module))
-        elif run.context.is_main:
-            if engine.full_module:
+            write_copies = self.snapshot.copy_models(run.objective.exports(run.module) if folders.with_model else {})
+        else:  # called on rank 0 alone
+            if run.context.is_main and engine.full_module:
                 copied, adapted = self.snapshot.copy_trained(run.module), run.objective.exports(run.module)
                 folders = replace(folders, copies=copied, adapted=adapted)
             write_copies = partial(_write_beside_training, folders=folders)
@@ -189,10 +187,6 @@ def choose_saved_models(parameters: Parameters, *, full_module: bool) -> Literal
     """Returns which checkpoints get a `model/`; `full_module` is the engine's."""
     prefers_adapters = parameters.lora is not None  # they are small next to merged models
     return parameters.checkpoint.model or ("every" if full_module and not prefers_adapters else "last")
-
-
-def _write_nothing(folder: Path) -> None:
-    """Writes no folders besides `state/`."""
 
 
 def _write_beside_training(folder: Path, *, folders: ModelFolders) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from terakoya.training.batches import StepBatches
-from terakoya.training.loss import total_counts
 from terakoya.training.plugin_events import PluginEvents
 from terakoya.training.run import Run
 from terakoya.training.saving import Saver
@@ -71,7 +70,7 @@ class StepSync:
         """Sends this rank's vote on a step to the others and returns at once, without waiting for theirs. `losses` are
         this rank's part of the loss of each earlier step that is not known yet: as many on every rank."""
         counted = batches.real if self.context.is_replica_leader else []  # a replica's other ranks have the same rows
-        local = total_counts(counted, self.names)
+        local = [sum(batch.counts[name] for batch in counted) for name in self.names]
         flags = [int(stop_reason is not None), int(self.events.error is not None), int(self.saver.has_finished())]
         sums = self.context.begin_sum([*local, *flags, *self.events.requests(), *losses])
         return StepVote(batches, stop_reason, self.saver.step, sums)

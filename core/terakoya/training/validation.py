@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from operator import add
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +17,7 @@ from terakoya.runs.metrics import store_names
 from terakoya.training.batches import BatchMaker, collate_rows, to_device
 from terakoya.training.engines.compared_examples import compare_examples, sums_of_examples
 from terakoya.training.engines.engine import Engine
-from terakoya.training.loss import Meter, to_bits, total_counts
+from terakoya.training.loss import Meter, to_bits
 from terakoya.training.run import Run
 
 DEFAULT_BATCHES = 50
@@ -98,7 +97,7 @@ def validate(
                     if not empty:
                         meter.add_sums(sums)
                         if context.is_replica_leader:
-                            counts = list(map(add, counts, total_counts([batch], names)))
+                            counts = [count + batch.counts[name] for count, name in zip(counts, names, strict=True)]
                     elif not meter.seen:
                         meter.seen.update(sums)
                 waiting.clear()
