@@ -47,7 +47,7 @@ class Conversations:
 
     def check(self, store: TokenStore) -> None:
         """Raises UserError for a store of plain text."""
-        if not store.facts.answers:
+        if not store.facts.learned:
             raise UserError(
                 f"{store.folder}: expected a store of conversations, in which answers are marked, got one of plain "
                 "text; write one: terakoya prepare FILES.jsonl --conversations --tokenizer DIR --out STORE"

@@ -61,7 +61,7 @@ def export_blocks(
     if (out := Path(out)).exists():
         raise UserError(f"{out}: expected a new file, got one that exists; choose another --out")
     store = TokenStore.open(Path(folder))
-    if store.facts.answers:
+    if store.facts.learned:
         raise UserError(
             f"{folder}: expected a store of text, got one of conversations: blocks of ids cannot mark the tokens of "
             "answers, and they cut conversations"

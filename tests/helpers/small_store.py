@@ -105,7 +105,7 @@ def small_store(
         tokens=len(tokens),
         vocabulary=vocabulary(size),
         word_starts=words,
-        answers=False,
+        learned=False,
     )
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     fingerprint = f"{unit}-{eos}-{hash((tuple(map(tuple, documents)),)):x}"

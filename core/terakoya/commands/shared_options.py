@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from terakoya.config.meanings import Setting
     from terakoya.corpus.corpus import Reading
 
@@ -47,7 +49,8 @@ def complete_tokenizer(context: typer.Context, incomplete: str) -> list[tuple[st
     given = context.params.get("type")
     found: dict[str, str] = {}
     for name in [given] if given in names else names:
-        for setting in settings_of(loaded.component("tokenizers", name)):
+        kind: type[BaseModel] = loaded.component("tokenizers", name)
+        for setting in settings_of(kind):
             for text, meaning in _choices(setting.name, setting, incomplete):
                 found.setdefault(text, meaning)
     return list(found.items())

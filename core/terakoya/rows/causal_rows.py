@@ -268,7 +268,7 @@ def _check(store: TokenStore, layout: Layout, end: int | None) -> None:
         raise UserError(f"{where}: causal rows have the layouts {', '.join(kinds[:-1])} and {kinds[-1]}")
     if layout.whole is not None:
         layout.whole.check(store)
-    elif store.facts.answers:
+    elif store.facts.learned:
         logger.warning(
             "%s: the store holds conversations, and every token is learnt, also of questions: the objective ignores "
             "the marks of answers; the objective instruction uses them",

@@ -60,7 +60,7 @@ def sample(
         starts = store.word_starts(begin, end) if store.facts.word_starts else None
         ids = store.ids(begin, end).tolist()
         markings: list[Marking] = ["none"] * len(ids)
-        if store.facts.answers:
+        if store.facts.learned:
             markings = ["answer" if learnt else "none" for learnt in store.read_learned(begin, end)]
         sampled.append(_group_tokens(tokenizer, ids, starts, markings, ids))
     return sampled

@@ -197,7 +197,7 @@ def _check_templates(stores: Sequence[TokenStore]) -> None:
 
     A model would learn several, but its folder can name only one.
     """
-    templates = {store.facts.inputs.get(TEMPLATE_INPUT): store for store in stores if store.facts.answers}
+    templates = {store.facts.inputs.get(TEMPLATE_INPUT): store for store in stores if store.facts.learned}
     if len(templates) > 1:
         first, other, *_ = templates.values()
         raise UserError(

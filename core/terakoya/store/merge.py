@@ -103,7 +103,7 @@ def _check_compatible(first: TokenStore, other: TokenStore, word_starts: bool) -
         "end of document": (ours.eos, theirs.eos),
         "vocabulary size": (ours.vocabulary.size, theirs.vocabulary.size),
         "vocabulary": (ours.vocabulary, theirs.vocabulary),
-        "answers": ("marked" if ours.answers else "not marked", "marked" if theirs.answers else "not marked"),
+        "answers": ("marked" if ours.learned else "not marked", "marked" if theirs.learned else "not marked"),
     }
     if all(tokenizers):
         folders = first.tokenizer_folder, other.tokenizer_folder

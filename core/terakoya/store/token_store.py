@@ -100,7 +100,7 @@ class StoreFacts(BaseModel):
         literals: special tokens that the text contained literally, with their counts.
         notes: other counts that were taken while the store was made, by name.
         word_starts: whether the store has `tokens.words`.
-        answers: whether the store holds conversations and has `tokens.answers`, which marks what a model learns.
+        answers: whether the store holds conversations and has `tokens.answers`.
         fingerprint: hash of the content; stores with the same fingerprint have the same bytes.
         inputs: hashes of what the store was made from: corpus, tokenizer, options.
         files: size and SHA-256 of each file, those of the tokenizer included, by its path in the store.
@@ -142,6 +142,11 @@ class StoreFacts(BaseModel):
             answers=LEARNED in counts.known,
             **others,
         )
+
+    @property
+    def learned(self) -> bool:
+        """Whether it is marked which tokens a model learns to write: those of answers."""
+        return self.answers
 
     @property
     def sizes(self) -> bool:
@@ -415,7 +420,7 @@ class TokenStore:
 
     def read_learned(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens belong to answers. Raises UserError for a store of plain text."""
-        if not self.facts.answers:
+        if not self.facts.learned:
             raise UserError(
                 f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
                 "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"

@@ -30,3 +30,8 @@ def operation(without_data: Callable[..., Any], *, changes: Sequence[str] = ()) 
         return getattr(getattr(torch.ops, NAMESPACE), name).default
 
     return define
+
+
+def is_traced() -> bool:
+    """Whether torch.compile is looking at what runs."""
+    return torch.compiler.is_compiling()

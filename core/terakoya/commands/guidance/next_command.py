@@ -104,9 +104,9 @@ def after_store(out: Path, facts: StoreFacts, *, validation: Path | None = None)
         validation = out if ending else next((each for each in neighbours if each.is_dir()), None)
     else:
         store = out
-    words: list[str] = ["train", "tiny_instruction" if facts.answers else preset_for(facts)]
+    words: list[str] = ["train", "tiny_instruction" if facts.learned else preset_for(facts)]
     words += ["--out", str(free_name(out.with_name("run")))]
-    if facts.answers:
+    if facts.learned:
         words += ["--set", "start_from=MODEL"]
     elif facts.vocabulary.mask is not None and not facts.word_starts:  # the presets of a BERT mask whole words
         words += ["--set", "objective.whole_word_mask=false"]

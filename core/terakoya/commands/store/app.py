@@ -39,7 +39,7 @@ def info(store: Store, json: Json = False) -> None:
         "vocabulary": f"{facts.vocabulary.size:,}",
         "end of document": "not stored" if facts.eos is None else f"id {facts.eos}",
         "word starts": "stored" if facts.word_starts else "not known",
-        **({"tokens of answers": f"{opened.learned_tokens:,}"} if facts.answers else {}),
+        **({"tokens of answers": f"{opened.learned_tokens:,}"} if facts.learned else {}),
         **{f"  {note}": f"{number:,}" for note, number in facts.notes.items() if note != UNKNOWN},
         "rejected": f"{facts.rejected:,}",
         **{f"  {reason}": f"{number:,}" for reason, number in facts.rejected_by_reason.items()},

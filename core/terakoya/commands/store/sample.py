@@ -85,7 +85,7 @@ def sample(store: TokenStore, options: Options) -> list[list[SampledToken]]:
         return sample_rows(store, tokenizer, rows=options.rows, start=options.start, most_tokens=options.tokens)
     if options.masks:
         settings = {"layout": "stream", "whole_word_mask": store.facts.word_starts, **settings}
-    name = _MASKED if options.masks else _ANSWERS if store.facts.answers else _CAUSAL
+    name = _MASKED if options.masks else _ANSWERS if store.facts.learned else _CAUSAL
     first_rows = sample_masked if options.masks else sample_causal
     return first_rows(
         store, tokenizer, create_component("objectives", name, settings, where="--set"), rows=options.rows,
@@ -157,7 +157,7 @@ def command(options: Options) -> None:
     shown = sample(opened, options)
     out = console()
     template = opened.tokenizer_folder / "chat_template.jinja"
-    if opened.facts.answers and template.is_file():
+    if opened.facts.learned and template.is_file():
         out.print(Text(f"{template}:\n{template.read_text(encoding='utf-8').rstrip()}\n", "dim"), soft_wrap=True)
     for row in shown:
         if out.is_terminal:

@@ -18,6 +18,7 @@ from terakoya.toolkit.objectives._head_in_parts import sum_with_gradients
 from terakoya.toolkit.objectives.columns import most_likely
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 from terakoya.toolkit.objectives.padded_head import padded_head
+from terakoya.toolkit.torch_operations import is_traced
 
 
 class CausalModule(nn.Module):
@@ -40,7 +41,7 @@ class CausalModule(nn.Module):
         if self.head_positions is None:
             return self._score(hidden, labels)
         parts = list(zip(hidden.split(self.head_positions), labels.split(self.head_positions), strict=True))
-        if self.training and torch.is_grad_enabled() and not self.z_loss and not torch.compiler.is_compiling():
+        if self.training and torch.is_grad_enabled() and not self.z_loss and not is_traced():
             with padded_head(self.model):
                 total = sum_with_gradients(lambda *part: self._score(*part)["lm_loss"], parts)
             if total is not None:

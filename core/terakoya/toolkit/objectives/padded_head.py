@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from terakoya.toolkit.objectives.columns import Columns, VocabularyPart
+from terakoya.toolkit.torch_operations import is_traced
 
 MULTIPLE = 64
 DEVICES = ("cuda",)
@@ -46,7 +47,7 @@ def padded_head(model: PreTrainedModel) -> Iterator[Columns | None]:
         if isinstance(head, nn.Linear) and isinstance(head.__dict__.get("forward"), _PaddedForward):
             yield Columns(head.out_features, part)
             return
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _gains(head):
+        if is_traced() or not torch.is_grad_enabled() or not _gains(head):
             yield None if part is None else Columns(part.count, part)
             return
         head.forward = _PaddedForward(head)
