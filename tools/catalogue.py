@@ -32,9 +32,9 @@ SOURCES = (
 )  # fmt: skip
 CATALOGUE = HERE / "plugins/terakoya_japanese/ja.po"
 SHOWN = (
-    "UserError", "FileError", "DamagedError", "Stopped", "TemporaryFailure", "Diverged", "RankLostError", "ValueError",
-    "Finding", "print", "warn", "warning", "info", "error", "say", "announce", "add_column", "progress_bar",
-    "translated",
+    "UserError", "ChangeError", "FileError", "DamagedError", "Stopped", "TemporaryFailure", "Diverged", "RankLostError",
+    "ValueError", "Finding", "print", "warn", "warning", "info", "error", "say", "announce", "add_column",
+    "progress_bar", "translated",
 )  # fmt: skip
 """The functions whose texts a user sees; of another function that builds a text, and of a constant, nothing is known.
 Python's own `print` is not one of them: only consoles translate. What needs no Japanese, such as code to copy, is

@@ -173,12 +173,11 @@ class _Plan:
                 key = "store" if part == "train" else "validation_store"
                 inputs_of, make = partial(self._store_inputs, corpus, part), partial(corpus.prepare, part)
                 stages.append(Stage(" ".join(filter(None, words)), key, out, inputs_of, make, resumes=True))
-        stages.append(
-            Stage(
-                "train", "run", pipeline.run, self._run_inputs, self._train, resumes=True, upgrade=_upgrade_run_inputs
-            )
-        )
-        return [*stages, Stage("export", "export", pipeline.export, self._export_inputs, self._export)]
+        train = Stage(
+            "train", "run", pipeline.run, self._run_inputs, self._train,
+            resumes=True, upgrade=_upgrade_run_inputs, check=self._check_run,
+        )  # fmt: skip
+        return [*stages, train, Stage("export", "export", pipeline.export, self._export_inputs, self._export)]
 
     def _tokenizer_inputs(self) -> Mapping[str, Any]:
         settings = self.pipeline.tokenizer
@@ -238,6 +237,20 @@ class _Plan:
         stores = [out for corpus in self.corpora for out in corpus.store_folders().values()]
         return {"parameters": self._parameters(), "stores": [TokenStore.open(store).fingerprint for store in stores]}
 
+    def _check_run(self) -> None:
+        from terakoya.training.resuming.before_torch import check_start
+        from terakoya.training.resuming.changes import ChangeError
+
+        run = self.pipeline.run
+        try:
+            check_start(run, Parameters.from_dict(self._parameters(), source="parameters"), frozenset())
+        except ChangeError as error:
+            changed = ", ".join(error.args[1])
+            raise UserError(
+                f'{run}: the run was started with other values of {changed}; give other folders as "run" and "export", '
+                "or use --redo, which moves these aside"
+            ) from error
+
     def _train(self) -> Mapping[str, Any]:
         import torch
 
@@ -246,11 +259,8 @@ class _Plan:
 
         pipeline, processes = self.pipeline, self._training_processes
         if processes == 1 and not torch.cuda.is_available():  # a GPU's process may crash and start again
-            result = train_in_this_process(
-                Parameters.from_dict(self._parameters(), source="parameters"),
-                pipeline.run,
-                StartOptions(advice=explain_model_errors),
-            )
+            parameters = Parameters.from_dict(self._parameters(), source="parameters")
+            result = train_in_this_process(parameters, pipeline.run, StartOptions(advice=explain_model_errors))
             if result.stopped_by:
                 raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command resumes")
             return {"step": result.step}

@@ -39,6 +39,7 @@ class Stage:
         resumes: `make` continues from an existing `out`, and itself raises an error if it cannot.
         upgrade: converts the inputs that an earlier version recorded to what `inputs` would return for them today, so
             that a new setting with its default value is not a change.
+        check: raises UserError where `make` would not continue from `out`, which was made from other inputs.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Stage:
     make: Callable[[], Mapping[str, Any]]
     resumes: bool = False
     upgrade: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    check: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
         elif mismatch is not None and not stage.resumes:
             raise UserError(f"{stage.out}: {mismatch}; {_remedy(stage)}")
         elif mismatch is not None:
+            stage.check()
             logger.info(
                 "%s: %s %s; if it cannot continue from that, %s", stage.name, stage.out, mismatch, _remedy(stage)
             )

@@ -134,8 +134,13 @@ def test_the_written_pipeline_can_be_run_and_changed(
     assert all(said.count(f"{each.name}: {each.out} ") == 1 for each in stages), "one line for each finished stage"
     assert "distinct words " in said and "count error" not in said and "_error" not in said
     changed = json.loads(files.pipeline_file.read_text(encoding="utf-8"))
-    changed["tokenizer"]["vocab_size"] = 2400
     other = files.folder / "changed.json"
+    other.write_text(json.dumps({**changed, "parameters": {**changed["parameters"], "seed": 7}}), encoding="utf-8")
+    with pytest.raises(
+        UserError, match='other values of seed; give other folders as "run" and "export", or use --redo'
+    ):
+        run(read_pipeline(other))
+    changed["tokenizer"]["vocab_size"] = 2400
     other.write_text(json.dumps(changed), encoding="utf-8")
     with pytest.raises(UserError, match=r"tokenizer\.vocab_size: 2500 -> 2400"):
         run(read_pipeline(other))

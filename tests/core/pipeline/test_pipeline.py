@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,12 @@ def test_an_outdated_output_behind_a_stage_that_continues_is_named_with_what_kee
     longer = Stage("second", "run", chain.second.out, lambda: {"from": "longer"}, chain.second.make, resumes=True)
     with pytest.raises(UserError, match=r"third: would be out of date once .*second continues; .*--redo would move"):
         list(run_stages([longer, chain.third.stage]))
+
+    def refuse() -> None:
+        raise UserError("other values of seed")
+
+    with pytest.raises(UserError, match="other values of seed"):  # first, as it does not continue at all
+        list(run_stages([replace(longer, check=refuse), chain.third.stage]))
     assert chain.calls == [1, 1, 1]
 
 

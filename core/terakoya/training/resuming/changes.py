@@ -25,6 +25,13 @@ OPTIMIZER_STATE = ("optimizer.type", "optimizer.bias_correction")
 """Keys that decide what the optimizer's state holds, or means."""
 
 
+class ChangeError(UserError):
+    """A run does not take changes without consent: its arguments are the message and the keys that have changed."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 def refuse_changes(
     run: Path,
     manifest: Mapping[str, Any],
@@ -35,13 +42,14 @@ def refuse_changes(
 ) -> list[str]:
     """Says every parameter that has changed since the checkpoint; returns warnings of what the run takes.
     `fingerprints` are by the folders of the stores. Raises UserError if parameters or stores have changed that must
-    not, or that `allow_change` does not name."""
+    not, and ChangeError if `allow_change` does not name them."""
     before, now = _with_defaults(manifest["parameters"]), parameters.dump()
     old, new = (short_json(value_at(each, MODEL_TYPE)) for each in (before, now))
     if old != new and allow_change.isdisjoint({MODEL_TYPE, "architecture"}):
-        raise UserError(
+        raise ChangeError(
             f"{run}: holds a run of another model: {MODEL_TYPE} was {old}, is {new}; choose another --out, or continue "
-            f"with --allow-change {MODEL_TYPE}"
+            f"with --allow-change {MODEL_TYPE}",
+            [MODEL_TYPE],
         )
     for key in whole_sections(changed_keys(before, now), before, now):
         old, new = (short_json(value_at(each, key)) for each in (before, now))
@@ -49,16 +57,18 @@ def refuse_changes(
     refused = needed_consent(manifest, parameters, fingerprints, allow_change)
     if "data" in refused:
         others = [key for key in refused if key != "data"]
-        raise UserError(
+        raise ChangeError(
             f"{run}: the token stores are not the ones this run was started with"
             + (f", nor are the values of {', '.join(others)}" if others else "")
             + "; start a new run, or continue with "
-            + " ".join(f"--allow-change {key}" for key in refused)
+            + " ".join(f"--allow-change {key}" for key in refused),
+            refused,
         )
     if refused:
-        raise UserError(
+        raise ChangeError(
             f"{run}: the run was started with other values of {', '.join(refused)}; start a new run (another --out), "
-            "or continue with " + " ".join(f"--allow-change {key}" for key in refused)
+            "or continue with " + " ".join(f"--allow-change {key}" for key in refused),
+            refused,
         )
     previous = manifest["stores"]
     validated = {previous[name] for name in previous.keys() - _training_stores(before)}
