@@ -71,7 +71,7 @@ def _by_objective(
         objective = RunObjective(checkpoint, manifest, device=device, precision=options.precision)
         if like is None:
             like = objective.parameters
-            stores = stores or open_validation(objective.parameters)
+            stores = stores or open_validation(objective.parameters, "--validation")
         other = [key for key in changed_keys(like, objective.parameters) if key.startswith("objective.")]
         if other:
             notes.append(f"{name} was trained with another objective ({', '.join(other)}); all are measured by A's")

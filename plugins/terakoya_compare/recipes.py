@@ -73,7 +73,7 @@ def compare_recipes(options: CompareOptions) -> Comparison:
     recipes = read_recipes(options)
     first, seeds = recipes[0], range(1, (options.seeds or SEEDS) + 1)
     notes = _check(recipes)
-    stores = {str(path): open_store(path) for path in options.stores} or open_validation(first.parameters)
+    stores = {str(path): open_store(path) for path in options.stores} or open_validation(first.parameters, None)
     if not stores:
         raise UserError(
             f"{first.name}: has no held-out text to compare on: give --validation STORE, or set data.validation"

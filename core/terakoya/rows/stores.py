@@ -144,14 +144,14 @@ class Stores:
         }
 
 
-def open_validation(parameters: Parameters) -> dict[str, TokenStore]:
+def open_validation(parameters: Parameters, option: str | None = "--data") -> dict[str, TokenStore]:
     """Opens the validation stores of a run, or splits them off its training stores. Raises UserError if a store is
-    missing, damaged or too small to be split."""
+    damaged, too small to be split, or missing: then others are given with the `option`, or if it is None with --set."""
     data = parameters.data
     if data.split is not None:
         train = [open_store(path) for path in _train_paths(data, parameters.all_data)]
         return _split(train, data.split)[1]
-    return _open_validation(data)
+    return _open_validation(data, option)
 
 
 def check_places(parameters: Parameters) -> None:
@@ -162,14 +162,16 @@ def check_places(parameters: Parameters) -> None:
     _check_validation(parameters.data)
 
 
-def _open_validation(data: Data) -> dict[str, TokenStore]:
-    _check_validation(data)
+def _open_validation(data: Data, option: str | None = None) -> dict[str, TokenStore]:
+    _check_validation(data, option)
     return {as_written(path): open_store(path) for path in data.validation}
 
 
-def _check_validation(data: Data) -> None:
+def _check_validation(data: Data, option: str | None = None) -> None:
     for path in data.validation:
         if is_local(path) and not path.exists():
+            if option is not None:
+                raise UserError(f"data.validation: {path}: no such folder; name a store: {option} STORE")
             raise UserError(
                 f"data.validation: {path}: no such folder; prepare other text for it, or let documents of the training "
                 "stores validate: --set 'data.validation=[]' --set 'data.split=[98,2]'"

@@ -295,6 +295,20 @@ def test_evaluating_a_run_gives_the_numbers_of_its_validation(run: Path, stores:
     assert list(other.results) == [str(stores[0])] and other.results[str(stores[0])]["rows"] == 5
 
 
+def test_a_run_whose_validation_store_is_gone_is_evaluated_on_another(
+    run: Path, stores: tuple[Path, Path], tmp_path: Path
+) -> None:
+    moved = stores[1].rename(tmp_path / "moved")
+    try:
+        with pytest.raises(
+            UserError, match=f"data.validation: {stores[1]}: no such folder; name a store: --data STORE$"
+        ):
+            evaluate(run)
+        assert list(evaluate(run, stores=[moved]).results) == [str(moved)]
+    finally:
+        moved.rename(stores[1])
+
+
 @pytest.mark.parametrize("settings", [{"precision": "fp8"}, {"precision": "bf16", "attention": "flash"}])
 def test_a_run_of_a_gpu_is_evaluated_on_a_cpu(run: Path, settings: dict[str, str]) -> None:
     """What cannot run there is replaced, and what is reported is what runs."""
