@@ -19,7 +19,7 @@ from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
 from terakoya.pipeline.run import Pipeline, _Plan, read_pipeline, run_pipeline
-from terakoya.pipeline.stages import Stage, StageResult, content_digest, run_stages
+from terakoya.pipeline.stages import Stage, StageResult, content_digest, differences, run_stages
 
 KEYS: dict[str, Any] = {
     "corpus": ["text.jsonl"],
@@ -263,6 +263,17 @@ def test_changed_settings_are_refused_by_name(chain: Chain) -> None:
     with pytest.raises(UserError, match=r'first: was made from other settings: from: 1 -> 2; .*"first".*--redo'):
         chain.run()
     assert chain.calls == [1, 1, 1]
+
+
+def test_changes_are_named_by_their_innermost_keys() -> None:
+    steps = [{"type": "exact_duplicates"}, {"type": "hold_out", "share": 0.05}]
+    old = {"corpus": "ced4", "clean": steps, "order": ["a", "b"]}
+    other = [steps[0], {**steps[1], "share": 0.1}]
+    assert differences(old, {**old, "clean": other}) == ["clean.1.share: 0.05 -> 0.1"]
+    assert differences(old, {**old, "clean": other, "corpus": "bf75"}) == ["clean.1.share: 0.05 -> 0.1"]
+    assert differences(old, {**old, "corpus": "bf75"}) == ['corpus: "ced4" -> "bf75"']
+    assert differences(old, {**old, "clean": steps[:1]}) == ['clean.1: {"type": "hold_out", "share": 0.05} -> null']
+    assert differences(old, {**old, "order": ["b", "a"]}) == ['order: ["a", "b"] -> ["b", "a"]']
 
 
 def test_redo_moves_aside_and_makes_again(chain: Chain) -> None:
