@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -53,7 +55,11 @@ def explain(
             expected = re.sub(r", unable to parse string as an? \w+$", "", expected)
             text = f"{expected}, got {short_json(got)}"
             if expected == "expected a list" and isinstance(got, str):
-                instead = f"write {short_json(nearest_paths(Path(got))[:1] or [got])}"
+                bare = re.fullmatch(r"\[(.+)\]", got)  # whose quotes the shell has removed
+                words = [word.strip(" '\"") for word in bare[1].split(",")] if bare else [got]
+                words = [next(iter(nearest_paths(Path(word))), word) for word in words]
+                value = json.dumps(words, ensure_ascii=False)
+                instead = f"write {shlex.quote(f'{path}={value}') if bare else value}"
                 text += f"; {instead}"
         line = f"{path}: {text}" if path else text
         if line not in lines:

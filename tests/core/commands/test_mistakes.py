@@ -119,6 +119,8 @@ MISTAKES = [
     (f"{TRAIN} --set data.validation=data/stor", 'expected a list, got "data/stor"; write ["data/store"]'),
     (f"{TRAIN} --set trackers=tensorboard", 'expected a list, got "tensorboard"; write ["tensorboard"]'),
     (f"{TRAIN} --set data.train=data/store", 'data.train: expected a list, got "data/store"; write ["data/store"]'),
+    (f"{TRAIN} --set data.train=[data/stroe]", 'got "[data/stroe]"; write \'data.train=["data/store"]\'\n'),
+    (f"{TRAIN} --set data.train=[data/store,'other/store']", """write 'data.train=["data/store", "other/store"]'\n"""),
     # options
     ("train p.json", "terakoya train: expected --out: The run's folder"),
     ("trian p.json", "No such command 'trian'. Did you mean 'train'?"),
