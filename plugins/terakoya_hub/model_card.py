@@ -9,11 +9,12 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from terakoya.inference.loading import DISCRIMINATOR_CLASS
 from terakoya.inference.scores import Measurement
 from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
 from terakoya.version import __version__
@@ -46,6 +47,7 @@ class Card:
         citation: the authors' own entry of BibTeX, in place of one made from `authors`.
         weights: file of weights -> SHA-256.
         trust_remote_code: whether the models contain code of their own.
+        discriminators: the sub-folders of those that tell which tokens were replaced, whatever their class.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Card:
     citation: str | None = None
     weights: Mapping[str, str] | None = None
     trust_remote_code: bool = False
+    discriminators: Collection[str] = ()
 
     @property
     def short_name(self) -> str:
@@ -70,7 +73,8 @@ class Card:
 
     @property
     def classes(self) -> list[str]:
-        return list(self.models.values())
+        """What the models are for: their classes, and for all discriminators that of ELECTRA."""
+        return [DISCRIMINATOR_CLASS if sub in self.discriminators else kind for sub, kind in self.models.items()]
 
     def text(self) -> str:
         manifest = None if self.facts is None else self.facts.manifest

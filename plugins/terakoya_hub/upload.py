@@ -19,6 +19,7 @@ from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
+from terakoya.inference.loading import find_model
 from terakoya.inference.scores import Measurement, read_evaluation, read_kept
 from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
@@ -93,6 +94,7 @@ def upload_model(options: UploadOptions) -> UploadResult:
                 datasets=options.datasets, dataset_license=options.dataset_license, authors=options.authors,
                 evaluations=_with_kept(measured, folder, models), citation=citation,
                 weights=_weights(folder, models), trust_remote_code=custom_code,
+                discriminators=[sub for sub in models if find_model(folder / sub)[1]],
             ))  # fmt: skip
         elif ignored := ", ".join(option for option, value in options.of_the_card().items() if value):
             logger.warning(

@@ -30,6 +30,7 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForMultipleChoice,
+    BertForTokenClassification,
     BertTokenizer,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -286,6 +287,19 @@ def test_scores_beside_a_model_are_on_the_card_once(tmp_path: Path) -> None:
     upload(folder, "school/two", evaluations=[tmp_path / "scores.json"], dry_run=tmp_path / "pushed")
     assert (tmp_path / "pushed/README.md").read_text().count("| Toy | without training | pearson | 0.5000 |") == 1
     assert (tmp_path / "pushed/discriminator" / SCORES).read_text() == text
+
+
+def test_a_discriminator_of_any_architecture_is_no_model_for_one_task(tmp_path: Path) -> None:
+    """Transformers has a class of its own for ELECTRA's alone; that of the others classifies tokens."""
+    folder = tmp_path / "model"
+    export_bert(folder)
+    config = BertConfig.from_pretrained(folder, num_labels=2, label2id={"original": 0, "replaced": 1})
+    BertForTokenClassification(config).save_pretrained(folder)
+    upload(folder, "school/detector", dry_run=tmp_path / "pushed")
+    card = ModelCard.load(tmp_path / "pushed/README.md")
+    assert "It tells which tokens of a text were replaced, and is meant to be fine-tuned" in card.text
+    assert "for one task" not in card.text and card.data.pipeline_tag is None
+    assert "BertForTokenClassification.from_pretrained" in card.text
 
 
 def test_an_existing_card_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
