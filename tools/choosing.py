@@ -61,8 +61,9 @@ def choose_for(size: float, gpu: str, count: int, family: str) -> Choice:
     """Returns the choice for `size` bytes of Japanese text and `count` cards."""
     characters = round(size / 3)
     return choose(
-        tokens=count_tokens(characters, "ja"), vocabulary=choose_vocabulary(characters), recipe=RECIPES[family],
-        goal="model", machine=find_machine(gpu, count), hours=HOURS,
+        tokens=count_tokens(characters, "ja"),
+        vocabulary=choose_vocabulary(characters, "ja", causal=RECIPES[family].causal),
+        recipe=RECIPES[family], goal="model", machine=find_machine(gpu, count), hours=HOURS,
     )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def command(options: Options) -> None:
     if hours is None:
         default = 24.0 if machine.device.gpu else 2.0
         hours = default if goal == "try" else _ask("hours of training", f"{default:g}", _number, asks)
-    vocabulary = options.vocab_size or choose_vocabulary(facts.characters)
+    vocabulary = options.vocab_size or choose_vocabulary(facts.characters, facts.language, causal=recipe.causal)
     tokens = count_tokens(facts.characters, facts.language)
     held_out = round(tokens * held_out_share(facts.count))
     with error_console().status(translated("measuring and choosing"), spinner="dots"):

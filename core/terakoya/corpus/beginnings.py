@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Literal
 
-from terakoya.corpus.corpus import Block, Corpus
+from terakoya.corpus.corpus import Block, Corpus, Document
 from terakoya.corpus.files import Source, format_of
 from terakoya.corpus.rejects import Rejects
 from terakoya.corpus.text_formats import BLANK
@@ -50,8 +50,9 @@ def check_beginnings(corpus: Corpus) -> None:
         block = first_block(raw, file)
         if block is not None:
             disk_bytes += block.disk_bytes
-            for item in raw.read(block):
-                rejects.add(item)
+            texts = [item.text for item in raw.read(block) if not rejects.add(item) and isinstance(item, Document)]
+            if format_of(file) == "tsv" and any(len(each) > 1 and each[0] == each[-1] == '"' for each in texts):
+                logger.warning("%s: has texts in quotation marks, which are text in .tsv; save it as .csv", file)
     is_whole = disk_bytes >= corpus.total_bytes
     if is_whole or not rejects.documents or rejects.total >= _CERTAIN_REJECTS:
         rejects.check(corpus.max_rejects)

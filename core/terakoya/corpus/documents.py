@@ -19,6 +19,8 @@ REMEDIES: Mapping[str, str] = {
     "bad JSON": "write one JSON object in each line, as `jq -c . FILE` does, or `jq -c '.[]' FILE` with an array",
     "missing field": "choose the key that holds the text with --field, read conversations with --conversations",
     "field is not a string": "choose the key that holds the text with --field",
+    "wrong number of columns": "cells with line breaks or the separator stand in quotation marks in .csv; in .tsv "
+    "these are text: save such a table as .csv",
     "document too large": "allow longer ones with --max-document-bytes",
     "special token in text": "choose how to treat them with --special-tokens-in-text",
 }

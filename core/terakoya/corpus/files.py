@@ -7,12 +7,15 @@ import glob
 import gzip
 import hashlib
 import io
+import logging
 import lzma
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
@@ -29,7 +32,11 @@ _ENDINGS = (
 )
 
 
+_NAMED = 5
+"""Endings of files that are left out of a folder, of which so many are named."""
 Source = Path | PlacedFile
+
+logger = logging.getLogger("terakoya")
 
 
 def format_of(file: Source) -> Format | None:
@@ -99,9 +106,14 @@ def _local_files(source: Path) -> list[Path]:
     if source.is_dir():
         if kind_of(source) not in ("corpus", None):
             raise UserError(f"{source}: expected a corpus, got {describe_found(source, 'corpus')}")
-        files = sorted(file for file in _files_below(source) if file.is_file() and format_of(file) is not None)
+        below = [file for file in _files_below(source) if file.is_file()]
+        files = sorted(file for file in below if format_of(file) is not None)
         if not files:
             raise UserError(f"{source}: expected files ending in {_ENDINGS}, found none")
+        if others := Counter(file.suffix.lower() or file.name for file in below if format_of(file) is None):
+            ordered = sorted(others.items(), key=lambda each: (-each[1], each[0]))
+            named = ", ".join(f"{name} {count:,}" for name, count in ordered[:_NAMED])
+            _tell_left_out(source, named + ", ..." * (len(others) > _NAMED))
         return files
     if not source.is_file():
         raise UserError(f"{source}: {_hub_hint(source) or missing_file(source)}")
@@ -110,6 +122,11 @@ def _local_files(source: Path) -> list[Path]:
             raise UserError(f"{source}: expected a file name ending in {_ENDINGS}; {hint}")
         raise UserError(f"{source}: expected a file name ending in {_ENDINGS}")
     return [source]
+
+
+@cache  # a command looks at its corpus several times
+def _tell_left_out(folder: Path, endings: str) -> None:
+    logger.info("%s: files are left out whose endings are none of a corpus: %s", folder, endings)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

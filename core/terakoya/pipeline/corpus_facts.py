@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import orjson
@@ -24,6 +25,9 @@ from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
 
+SEVERAL_FILES, SMALL_FILE = 8, 20_000
+"""Where so many of the txt files that are looked at have no blank lines, and half of them fewer bytes than this, each
+is a document, such as a mail: a corpus of a sentence a line is in few and large files."""
 _KANA = re.compile(r"[\u3040-\u30ff]")
 _LATIN = re.compile(r"[A-Za-z]")
 _JAPANESE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uff00-\uffef\u3000-\u303f]")
@@ -68,10 +72,15 @@ def look_at(
     no text is found, or more than `max_rejects` is none."""
     files, codec = find_files(sources), None if encoding is None else find_codec(encoding)
     sampled = sample_files(files)
-    fields = [field] if field else list(dict.fromkeys(each for file in sampled for each in _fields(file, codec)))
+    fields = [field] if field else _choose_fields({file: _lengths(file, codec) for file in sampled})
     separators = [find_separator(file, codec) for file in sampled]
     counts = Counter(separators)
     documents: Literal["blank", "line"] = "line" if counts["line"] > counts["blank"] else "blank"
+    of_lines = [
+        len(read_beginning(file, codec)) for file, each in zip(sampled, separators, strict=True) if each == "line"
+    ]
+    if len(of_lines) >= SEVERAL_FILES and median(of_lines) < SMALL_FILE:
+        documents = "blank"
     if documents == "line" and counts["blank"]:
         odd = sampled[separators.index("blank")]
         logger.warning(
@@ -105,16 +114,33 @@ def look_at(
     )  # fmt: skip
 
 
-def _fields(file: Source, codec: str | None) -> list[str]:
-    """Returns the key or column of `file` with the longest texts, but `text` if that holds a tenth as much; nothing for
-    txt, or where no text is found."""
+def _choose_fields(files: Mapping[Source, Counter[str]]) -> list[str]:
+    """Returns the keys or columns with the longest texts of the `files`, those first that hold most in all of them:
+    what a file has of the first is read. Warns of a file that has longer texts elsewhere."""
+    longest = {file: max(lengths, key=lambda key: lengths[key]) for file, lengths in files.items() if lengths}
+    total = sum(files.values(), Counter[str]())
+    fields = sorted(dict.fromkeys(longest.values()), key=lambda key: -total[key])
+    for file, own in longest.items():
+        if (first := next(each for each in fields if each in files[file])) != own:
+            logger.warning(
+                '%s: %s is read, as in other files, and %s has longer texts; give it a corpus of its own ("corpora" in '
+                "a pipeline), or name the column with --field",
+                file,
+                first,
+                own,
+            )
+    return fields
+
+
+def _lengths(file: Source, codec: str | None) -> Counter[str]:
+    """Returns how long the texts of each key or column of `file` are; `text` counts ten times, as that is its name.
+    Nothing for txt."""
     lengths: Counter[str] = Counter()
     for row in _rows(file, codec):
         for key, value in row.items():
-            if isinstance(value, str):
-                lengths[key] += len(value)
-    longest = [key for key, _ in lengths.most_common(1)]
-    return ["text"] if longest and lengths["text"] >= lengths[longest[0]] / 10 else longest
+            if isinstance(value, str) and value:
+                lengths[key] += len(value) * (10 if key == "text" else 1)
+    return lengths
 
 
 def _rows(file: Source, codec: str | None) -> Iterator[Mapping[str, Any]]:

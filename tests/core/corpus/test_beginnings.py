@@ -12,6 +12,7 @@ import pytest
 
 from terakoya.corpus.beginnings import check_beginnings, find_separator
 from terakoya.corpus.corpus import Corpus
+from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
 from terakoya.pipeline.corpus_facts import look_at
 from terakoya.preparation.prepare import prepare
@@ -123,3 +124,23 @@ def test_one_odd_file_does_not_change_how_the_others_are_divided(
     (tmp_path / "odd.txt").write_text(odd, encoding="utf-16")
     assert look_at([tmp_path]).documents == most
     assert f"{tmp_path / 'odd.txt'}: " in "".join(r.message for r in caplog.records if r.levelno == logging.WARNING)
+
+
+def test_files_of_other_endings_in_a_folder_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="terakoya")
+    for name in ("a.txt", "b.MD", "c.md", "d.json", "README", ".hidden"):
+        (tmp_path / name).write_text("本文です。")
+    for _ in range(2):
+        assert find_files(tmp_path) == (tmp_path / "a.txt",)
+    told = f"{tmp_path}: files are left out whose endings are none of a corpus: .md 2, .json 1, README 1"
+    assert caplog.messages == [told]
+
+
+@pytest.mark.parametrize(("text", "warned"), [('"値は ""x"" です"', True), ('"と書いた', False)])
+def test_a_table_with_quoted_texts_is_warned_of(
+    text: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.tsv").write_text(f"id\ttext\n1\t{text}\n2\t別の文\n", encoding="utf-16")
+    check_beginnings(Corpus((tmp_path / "a.tsv",)))
+    told = f"{tmp_path / 'a.tsv'}: has texts in quotation marks, which are text in .tsv; save it as .csv"
+    assert (told in caplog.messages) is warned

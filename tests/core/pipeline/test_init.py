@@ -63,7 +63,7 @@ def corpus(folder: Path) -> list[str]:
 def test_what_it_sees_of_a_corpus_of_several_formats(tmp_path: Path) -> None:
     facts = look_at(corpus(tmp_path))
     assert (facts.files, facts.formats, facts.count) == (4, ("csv", "jsonl", "parquet", "txt"), 100)
-    assert facts.field == "body,content,text" and facts.documents == "line" and facts.language == "ja"
+    assert facts.field == "body,text,content" and facts.documents == "line" and facts.language == "ja"
     assert facts.characters == len(numbered(0)) * (3 * 40 + 2 * 20 + 10 + 30)
 
 
@@ -78,6 +78,32 @@ def test_text_is_taken_before_what_is_longer_and_every_format_is_looked_at(tmp_p
     only = [{key: row[key] for key in ("url", "html")} for row in rows]
     (tmp_path / "only.jsonl").write_text("\n".join(json.dumps(row) for row in only), encoding="utf-8")
     assert look_at([tmp_path / "only.jsonl"]).field == "html"
+
+
+def test_the_column_with_most_text_is_read_wherever_it_is_and_a_file_with_longer_texts_elsewhere_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [f"{number},棚{number},{numbered(number) * 9}" for number in range(30)]
+    (tmp_path / "a.csv").write_text("番号,名称\n" + "\n".join(f"{n},箱{n}" for n in range(200)), encoding="utf-8")
+    (tmp_path / "b.csv").write_text("番号,名称,本文\n" + "\n".join(rows), encoding="utf-8")
+    facts = look_at([tmp_path])
+    assert facts.field == "本文,名称" and facts.characters > 30 * 9 * len(numbered(0))
+    assert not caplog.records
+    (tmp_path / "c.csv").write_text("本文,要約\n" + "短い。,要約は本文よりも長い。\n" * 20, encoding="utf-8")
+    assert look_at([tmp_path]).field == "本文,名称,要約"
+    (warning,) = caplog.messages
+    assert warning.startswith(
+        f"{tmp_path / 'c.csv'}: 本文 is read, as in other files, and 要約 has longer texts; give it"
+    )
+
+
+@pytest.mark.parametrize(("lines", "documents"), [(5, "blank"), (500, "line")])
+def test_each_of_many_small_txt_files_is_a_document(tmp_path: Path, lines: int, documents: str) -> None:
+    for number in range(20):
+        text = "\n".join(numbered(number * 1000 + line) for line in range(lines))
+        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
+    facts = look_at([tmp_path])
+    assert (facts.documents, facts.count) == (documents, 20 if documents == "blank" else 20 * lines)
 
 
 def test_quotes_of_a_tsv_are_text_and_a_field_may_be_long(tmp_path: Path) -> None:
@@ -113,8 +139,11 @@ def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_larger_corpora_get_larger_vocabularies() -> None:
-    sizes = [choose_vocabulary(10**power) for power in range(5, 12)]
+    sizes = [choose_vocabulary(10**power, "en", causal=False) for power in range(5, 12)]
     assert sizes == sorted(sizes) and sizes[0] == 3000 and sizes[-1] == 32_768
+    assert [choose_vocabulary(10**power, "ja", causal=True) for power in range(5, 12)] == sizes
+    whole = [choose_vocabulary(10**power, "ja", causal=False) for power in range(5, 12)]
+    assert whole == [6000, *(max(8000, size) for size in sizes[1:])], "two pieces for each character"
 
 
 def chosen(tokens: float, gpu: str, count: int, hours: float, like: str = "bert") -> choosing.Choice:
@@ -354,7 +383,7 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
     assert done.exit_code == 0, done.output
     assert done.stderr.endswith("next: terakoya run pipeline.json\n")
     pipeline = read_pipeline(Path("pipeline.json"))
-    assert pipeline.corpus == tuple(files) and pipeline.field == "body,content,text"
+    assert pipeline.corpus == tuple(files) and pipeline.field == "body,text,content"
     text = Path("pipeline.json").read_text(encoding="utf-8")
     for word in (
         "// Written by `terakoya init a.jsonl.gz",
