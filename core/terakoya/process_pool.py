@@ -128,7 +128,14 @@ def warm_up(modules: Sequence[str] = ()) -> None:
 
     loaded = [name for name in sys.modules if name.partition(".")[0] == "terakoya"]
     context.set_forkserver_preload([*loaded, *modules])
-    forkserver.ensure_running()
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for this process, also while the server imports
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

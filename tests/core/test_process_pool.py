@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,36 @@ def test_a_worker_that_dies_is_explained() -> None:
         workers(2, _start, ["given"], task="counting", remedy="Nothing is lost") as submit,
     ):
         submit(_die).result()
+
+
+IMPORTING = """
+import sys, time
+from terakoya.process_pool import workers
+
+if __name__ == "__main__":
+    def nothing() -> None: ...
+    nothing.__module__ = "slow"
+    try:
+        with workers(1, nothing, [], task="test"):
+            print("up", flush=True)
+            time.sleep(60)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def test_an_interrupt_while_the_server_imports_is_for_its_parent_alone(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(5)\n")
+    (tmp_path / "main.py").write_text(IMPORTING)
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "main.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    ) as parent:  # fmt: skip
+        assert parent.stdout is not None and parent.stdout.readline() == "up\n"
+        time.sleep(1)
+        os.killpg(parent.pid, signal.SIGINT)
+        out, err = parent.communicate(timeout=20)
+        assert (parent.returncode, out, err) == (0, "interrupted\n", "")
 
 
 def _greeter(greeting: str) -> Callable[[str, float], str]:
