@@ -138,6 +138,14 @@ def warm_up(modules: Sequence[str] = ()) -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def _kill_server() -> None:
+    """Ends the server, which would else start workers that were asked for, after this process has ended."""
+    from multiprocessing import forkserver
+
+    if (server := getattr(forkserver._forkserver, "_forkserver_pid", None)) is not None:
+        os.kill(server, signal.SIGKILL)
+
+
 @contextmanager
 def workers(
     processes: int, start: Callable[..., None], arguments: Sequence[Any], *, task: str, remedy: str = ""
@@ -154,8 +162,10 @@ def workers(
         yield pool.submit
     except BrokenProcessPool as error:
         raise UserError(f"{task}: {_explain_death(pool, processes)} {remedy}".rstrip()) from error
-    except BaseException:
+    except BaseException as error:
         parent_end.close()  # the workers exit at once
+        if isinstance(error, KeyboardInterrupt):
+            _kill_server()
         raise
     finally:
         pool.shutdown(cancel_futures=True)

@@ -52,23 +52,31 @@ def test_a_worker_that_dies_is_explained() -> None:
 
 
 IMPORTING = """
-import sys, time
 from terakoya.process_pool import workers
+from slow import nothing
 
 if __name__ == "__main__":
-    def nothing() -> None: ...
-    nothing.__module__ = "slow"
     try:
-        with workers(1, nothing, [], task="test"):
+        with workers(1, nothing, [], task="test") as submit:
             print("up", flush=True)
-            time.sleep(60)
+            submit(print, "a worker that starts after its parent has ended").result()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
 
 
+SLOW = """
+import sys, time
+
+def nothing() -> None: ...
+
+if sys.argv[0] == "-c":  # the server
+    time.sleep(5)
+"""
+
+
 def test_an_interrupt_while_the_server_imports_is_for_its_parent_alone(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(5)\n")
+    (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "main.py").write_text(IMPORTING)
     with subprocess.Popen(
         [sys.executable, str(tmp_path / "main.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -78,7 +86,7 @@ def test_an_interrupt_while_the_server_imports_is_for_its_parent_alone(tmp_path:
         time.sleep(1)
         os.killpg(parent.pid, signal.SIGINT)
         out, err = parent.communicate(timeout=20)
-        assert (parent.returncode, out, err) == (0, "interrupted\n", "")
+        assert (parent.returncode, out, err) == (0, "interrupted\n", "")  # of the server's and the worker's end, too
 
 
 def _greeter(greeting: str) -> Callable[[str, float], str]:
