@@ -4,6 +4,7 @@ text."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,10 +82,10 @@ def try_texts(options: TryOptions) -> None:
     from rich.text import Text
 
     from terakoya.inference.generation import Sampling, TextGenerator, is_causal
-    from terakoya.inference.loading import find_model, find_models
+    from terakoya.inference.loading import MASK, find_model, find_models
     from terakoya.log import new_console
 
-    console, texts = new_console(), options.texts
+    console, texts = new_console(), [re.sub("［(MASK|ＭＡＳＫ)］", MASK, text) for text in options.texts]
     for text in texts:
         valid = text.encode("utf-8", "replace").decode("utf-8")
         if valid != text:

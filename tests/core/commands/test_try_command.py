@@ -114,6 +114,8 @@ def test_without_replaced_tokens_the_most_probable_one_is_printed() -> None:
 def test_the_generator_reads_a_text_with_a_mask(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run_try(capsys, str(folder), "山 に [MASK] が 降る", "--top", "2").splitlines()
     assert out[0] == "[MASK] 1" and out[1].endswith("雪") and len(out) == 3
+    for typed in ("［MASK］", "［ＭＡＳＫ］"):  # as Japanese keyboards write it
+        assert run_try(capsys, str(folder), f"山 に {typed} が 降る", "--top", "2").splitlines() == out
     assert fill_mask(folder / "generator", "[MASK]")[0][0].word == "雪"
     texts = ["山 に [MASK] が 降る", "- [MASK] に"]
     out = run_try(capsys, str(folder), *texts, "--top", "1").splitlines()
