@@ -21,9 +21,11 @@ from terakoya_quality.finetuning.metrics import mean_and_interval
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.settings import LONGEST, MUON, TuningSettings, muon_rate, suited_rate
-from terakoya_quality.finetuning.task import Task, TextEncoder
+from terakoya_quality.finetuning.task import Feature, Task, TextEncoder
 
 Scores = Mapping[str, float]
+REMEMBERED = 0.02
+"""The share of an evaluation set that may also be in the training set without a warning: short texts recur."""
 
 logger = logging.getLogger("terakoya")
 
@@ -173,6 +175,7 @@ def search(
                         "its text has no tokens, and this model's tokenizer adds none; leave the example out"
                     )
 
+        _warn_of_remembered(features, examples)
         trainings: list[TrainedOnce] = []
         best: tuple[TrainedOnce, dict[str, Tensor]] | None = None
 
@@ -214,6 +217,22 @@ def search(
         task, settings, chosen, summarise([each.scores for each in of_chosen]), trainings, counts,
         {name: each.cut for name, each in encoders.items() if each.cut}, pad, best[1],
     )  # fmt: skip
+
+
+def _warn_of_remembered(features: Mapping[str, Sequence[Feature]], examples: Mapping[str, Sequence[Any]]) -> None:
+    """Warns of sets of which the training examples hold a share, as the model reads them."""
+
+    def read(feature: Feature) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(inputs["input_ids"]) for inputs in feature.inputs)
+
+    learned = set(map(read, features["train"]))
+    for name in examples.keys() - {"train"}:
+        count = len({each.example for each in features[name] if read(each) in learned})
+        if count > REMEMBERED * len(examples[name]):
+            logger.warning(
+                "%s: %s of %s examples are among the training examples: the scores tell how well they are remembered",
+                name, f"{count:,}", f"{len(examples[name]):,}",
+            )  # fmt: skip
 
 
 def _with_rates(settings: TuningSettings, parameters: int, *, suit: bool) -> TuningSettings:

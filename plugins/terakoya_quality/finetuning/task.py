@@ -170,9 +170,11 @@ def label_ids(labels: Sequence[str], found: Sequence[tuple[Row, str]]) -> list[i
 
 
 def check_labels(labels: Sequence[str], train: Sequence[Row]) -> None:
-    """Raises UserError unless there are two labels to tell apart."""
+    """Raises UserError unless there are two labels to tell apart, and by more than white space."""
+    file = train[0].place.partition(", ")[0]
     if len(labels) < 2:
-        raise UserError(
-            f"{train[0].place.partition(', ')[0]}: expected examples with at least two labels to tell apart, found "
-            f'only "{labels[0]}"'
-        )
+        raise UserError(f'{file}: expected examples with at least two labels to tell apart, found only "{labels[0]}"')
+    known: dict[str, str] = {}
+    for label in labels:
+        if (other := known.setdefault(label.strip(), label)) != label:
+            raise UserError(f'{file}: the labels "{other}" and "{label}" differ in white space alone; make them one')

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,10 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from terakoya.errors import UserError
 from terakoya.json_settings import short_json
 from terakoya_quality.finetuning import metrics
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.task import Feature, Task, TextEncoder, check_labels, label_ids, sorted_labels
+
+NAMED = 10
+"""Labels that are named with how many examples have them."""
+
+logger = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,12 @@ class Classification(_TextTask):
     metrics = ("accuracy", "macro_f1", "matthews", "f1")
 
     def __init__(self, train: Sequence[Row]) -> None:
-        self.labels = sorted_labels({read_label(row) for row in train})
+        counts = Counter(map(read_label, train))
+        self.labels = sorted_labels(set(counts))
         check_labels(self.labels, train)
+        shown = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:NAMED])
+        file, more = train[0].place.partition(", ")[0], ", ..." * (len(self.labels) > NAMED)
+        logger.info("%s: %d labels: %s", file, len(self.labels), shown + more)
 
     def _read(self, rows: Sequence[Row]) -> list[LabelledText]:
         ids = label_ids(self.labels, [(row, read_label(row)) for row in rows])
@@ -90,7 +102,13 @@ class Regression(_TextTask):
         """Takes nothing from the training examples."""
 
     def _read(self, rows: Sequence[Row]) -> list[LabelledText]:
-        return [LabelledText(*read_texts(row), read_number(row)) for row in rows]
+        examples = [LabelledText(*read_texts(row), read_number(row)) for row in rows]
+        if len({each.target for each in examples}) < 2:
+            raise UserError(
+                f"{rows[0].place.partition(', ')[0]}: expected examples with at least two numbers to tell apart, found "
+                f"only {examples[0].target:g}"
+            )
+        return examples
 
     def head_settings(self) -> dict[str, object]:
         return {"num_labels": 1, "problem_type": "regression"}

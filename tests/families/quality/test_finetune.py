@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
 import shutil
@@ -443,6 +444,11 @@ def test_labels_are_ordered_by_value() -> None:
 REFUSALS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str]] = [
     ("classification", [{"sentence": "mi", "label": 1}, {"label": 0}], [{}], 'line 1: has no column "text", nor'),
     ("classification", [{"text": "mi", "label": 1}], [{}], 'at least two labels to tell apart, found only "1"'),
+    ("classification", [{"text": "mi", "label": each} for each in ("a", "b", "a ")], [{}],
+     't.jsonl: the labels "a" and "a " differ in white space alone; make them one'),
+    ("regression", [{"text": "mi", "label": 3}] * 2, [{}], "t.jsonl: expected examples with at least two numbers"),
+    ("regression", [{"text": "mi", "label": each} for each in (3, 4)], [{"text": "mi", "label": 3}],
+     "e.jsonl: expected examples with at least two numbers to tell apart, found only 3"),
     ("classification", classified(4, 1), [{"text": "mi", "label": "ugly"}], 'line 1: the label "ugly" does not occur'),
     ("classification", [{"text": "mi", "label": 0.5}], [{}], "expected text or a whole number, got 0.5"),
     ("regression", [{"text": "mi", "label": "high"}], [{}], 'label: expected a number, got "high"'),
@@ -469,6 +475,20 @@ def test_what_is_no_example_is_refused(
     with pytest.raises(UserError) as refused:
         finetune(model, tmp_path / "out", task=task, train=files[0], eval=files[1])
     assert message in str(refused.value) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("copies", "told"), [(2, True), (0, False)])
+def test_labels_are_counted_and_examples_of_the_training_set_in_another_are_told_of(
+    copies: int, told: bool, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="terakoya")
+    rows = [{"text": f"mi {'ton ' * number}", "label": "ab"[number % 3 == 0]} for number in range(12)]
+    files = [write(tmp_path / "t.jsonl", rows[:8]), write(tmp_path / "e.jsonl", rows[8 - copies :])]
+    finetune(model, tmp_path / "out", task="classification", train=files[0], eval=files[1], epochs=[1])
+    assert f"{files[0]}: 2 labels: a (5), b (3)" in caplog.messages
+    warning = f"eval: {copies} of {4 + copies} examples are among the training examples: the scores tell how well they"
+    assert any(each.startswith(warning) for each in caplog.messages) is told
+    assert any("among the training examples" in each for each in caplog.messages) is told
 
 
 def test_long_texts_are_cut_and_counted(model: Path, tmp_path: Path) -> None:
