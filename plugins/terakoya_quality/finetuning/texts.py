@@ -71,7 +71,7 @@ class Classification(_TextTask):
         check_labels(self.labels, train)
         shown = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:NAMED])
         file, more = train[0].place.partition(", ")[0], ", ..." * (len(self.labels) > NAMED)
-        logger.info("%s: %d labels: %s", file, len(self.labels), shown + more)
+        logger.info("%s: %d labels, and how many examples have them: %s", file, len(self.labels), shown + more)
 
     def _read(self, rows: Sequence[Row]) -> list[LabelledText]:
         ids = label_ids(self.labels, [(row, read_label(row)) for row in rows])

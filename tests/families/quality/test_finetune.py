@@ -485,7 +485,7 @@ def test_labels_are_counted_and_examples_of_the_training_set_in_another_are_told
     rows = [{"text": f"mi {'ton ' * number}", "label": "ab"[number % 3 == 0]} for number in range(12)]
     files = [write(tmp_path / "t.jsonl", rows[:8]), write(tmp_path / "e.jsonl", rows[8 - copies :])]
     finetune(model, tmp_path / "out", task="classification", train=files[0], eval=files[1], epochs=[1])
-    assert f"{files[0]}: 2 labels: a (5), b (3)" in caplog.messages
+    assert f"{files[0]}: 2 labels, and how many examples have them: a (5), b (3)" in caplog.messages
     warning = f"eval: {copies} of {4 + copies} examples are among the training examples: the scores tell how well they"
     assert any(each.startswith(warning) for each in caplog.messages) is told
     assert any("among the training examples" in each for each in caplog.messages) is told

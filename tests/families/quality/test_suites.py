@@ -102,6 +102,8 @@ def test_a_suite_is_measured_and_its_scores_are_kept_for_the_card(
     code, printed, told = call(capsys, "evaluate", folder, "--tasks", suite, "--data", data, *chosen)
     assert code == 0
     assert "Toy absent: expected absent/train.tsv and absent/dev.tsv" in told and "example.com/toys" in told
+    assert "toy-v1/train-v1.json: 2 labels, and how many examples have them: bad (24), good (24)" in told
+    assert "test: 2 of 48 examples are among" in told and "eval: " not in told  # by chance, two texts are alike
     content = json.loads(out.read_text())
     labels, likeness = content["finetuned"]["toy_labels"], content["finetuned"]["toy_likeness"]
     values = labels["scores"]["eval"]["accuracy"]["values"]
