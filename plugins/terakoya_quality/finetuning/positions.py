@@ -61,7 +61,7 @@ def in_characters(column: str, found: Sequence[Sequence[Part]]) -> Sequence[Sequ
     if any(part.own is not None for part in wrong) and all(part.is_there for parts in converted for part in parts):
         logger.warning(
             "%s: %s: positions are read as UTF-16 units, as JavaScript counts: %s of %s fit their text only so",
-            wrong[0].row.place.partition(", ")[0],
+            wrong[0].row.file,
             column,
             f"{len(wrong):,}",
             f"{sum(map(len, found)):,}",

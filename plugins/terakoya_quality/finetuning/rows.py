@@ -44,6 +44,11 @@ class Row:
     values: Mapping[str, Any]
     renamed: Collection[str] = ()
 
+    @property
+    def file(self) -> str:
+        """The file of `place`."""
+        return self.place.partition(", ")[0]
+
     def text(self, column: str) -> str:
         """Returns the text in `column`. Raises UserError if there is no such column, or no text in it."""
         value = self.value(column)

@@ -114,8 +114,7 @@ class Task(ABC, Generic[Example]):
             unread.update({key for column, part in self.parts for key in row.unread(part, column)})
         if unread:
             counts = ", ".join(f"{key} ({count:,})" for key, count in sorted(unread.items()))
-            file = rows[0].place.partition(", ")[0]
-            logger.info("%s: columns that are not read, and how many examples have them: %s", file, counts)
+            logger.info("%s: columns that are not read, and how many examples have them: %s", rows[0].file, counts)
         return self._read(rows)
 
     @abstractmethod
@@ -171,7 +170,7 @@ def label_ids(labels: Sequence[str], found: Sequence[tuple[Row, str]]) -> list[i
 
 def check_labels(labels: Sequence[str], train: Sequence[Row]) -> None:
     """Raises UserError unless there are two labels to tell apart, and by more than white space."""
-    file = train[0].place.partition(", ")[0]
+    file = train[0].file
     if len(labels) < 2:
         raise UserError(f'{file}: expected examples with at least two labels to tell apart, found only "{labels[0]}"')
     known: dict[str, str] = {}

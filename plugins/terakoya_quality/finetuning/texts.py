@@ -70,8 +70,8 @@ class Classification(_TextTask):
         self.labels = sorted_labels(set(counts))
         check_labels(self.labels, train)
         shown = ", ".join(f"{label} ({counts[label]:,})" for label in self.labels[:NAMED])
-        file, more = train[0].place.partition(", ")[0], ", ..." * (len(self.labels) > NAMED)
-        logger.info("%s: %d labels, and how many examples have them: %s", file, len(self.labels), shown + more)
+        shown += ", ..." * (len(self.labels) > NAMED)
+        logger.info("%s: %d labels, and how many examples have them: %s", train[0].file, len(self.labels), shown)
 
     def _read(self, rows: Sequence[Row]) -> list[LabelledText]:
         ids = label_ids(self.labels, [(row, read_label(row)) for row in rows])
@@ -105,8 +105,8 @@ class Regression(_TextTask):
         examples = [LabelledText(*read_texts(row), read_number(row)) for row in rows]
         if len({each.target for each in examples}) < 2:
             raise UserError(
-                f"{rows[0].place.partition(', ')[0]}: expected examples with at least two numbers to tell apart, found "
-                f"only {examples[0].target:g}"
+                f"{rows[0].file}: expected examples with at least two numbers to tell apart, found only "
+                f"{examples[0].target:g}"
             )
         return examples
 
