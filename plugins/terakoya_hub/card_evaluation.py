@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from terakoya.inference.scores import Measurement, finite
 from terakoya.runs import metrics
 from terakoya.runs.metrics import Metrics
+from terakoya_hub.scores import Measurement, finite
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

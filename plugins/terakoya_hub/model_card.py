@@ -15,11 +15,11 @@ from pathlib import PurePath
 from typing import Any
 
 from terakoya.inference.loading import DISCRIMINATOR_CLASS
-from terakoya.inference.scores import Measurement
 from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
 from terakoya.version import __version__
 from terakoya_hub import card_evaluation, card_training, card_use
 from terakoya_hub.card_training import TrainingFacts
+from terakoya_hub.scores import Measurement
 
 CARD = "README.md"
 DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

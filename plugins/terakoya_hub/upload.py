@@ -20,7 +20,6 @@ from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
 from terakoya.inference.loading import find_model
-from terakoya.inference.scores import Measurement, read_evaluation, read_kept
 from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 from terakoya.tokenization.languages import guess_languages
@@ -31,6 +30,7 @@ from terakoya_hub.card_training import CHART, TrainingFacts
 from terakoya_hub.model_card import CARD, Card
 from terakoya_hub.options import UploadOptions, UploadResult
 from terakoya_hub.published_files import Published, choose_files, refuse_local_paths
+from terakoya_hub.scores import Measurement, read_evaluation, read_kept
 from terakoya_hub.trial import CONFIG, TOKENIZER, load_class, outputs_of, read_object
 
 if TYPE_CHECKING:

@@ -47,10 +47,10 @@ from terakoya.evaluation.batches import ScoredSequence, negative_log_likelihood
 from terakoya.evaluation.data import CorpusTexts
 from terakoya.evaluation.objective import RunObjective
 from terakoya.evaluation.result import Evaluation
-from terakoya.inference.scores import Measurement, read_evaluation
 from terakoya.plugins import registry
 from terakoya.runs.checkpoints import read_manifest, trained_length
 from terakoya.store.token_store import TokenStore
+from terakoya_hub.scores import Measurement, read_evaluation
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]
 

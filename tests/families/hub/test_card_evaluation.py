@@ -11,11 +11,11 @@ import pytest
 from huggingface_hub import ModelCard
 
 from terakoya.errors import UserError
-from terakoya.inference.scores import read_evaluation, read_kept
 from terakoya.runs.metrics import Metrics
 from terakoya.toolkit.formats.model_files import SCORES
 from terakoya_hub import card_evaluation, card_training, card_use, model_card
 from terakoya_hub.model_card import Card
+from terakoya_hub.scores import read_evaluation, read_kept
 
 MASKED = {"loss": 3.0, "mlm_loss": 3.0, "masked_accuracy": 0.25}
 CAUSAL = {"loss": 2.0, "lm_loss": 2.0, "token_accuracy": 0.5, "perplexity": math.exp(2.0)}

@@ -22,8 +22,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from terakoya import evaluate
 from terakoya.errors import UserError
-from terakoya.inference.scores import read_evaluation
 from terakoya.toolkit.formats.model_files import SCORES
+from terakoya_hub.scores import read_evaluation
 from terakoya_quality.commands.training_scores import show_embedding
 from terakoya_quality.evaluation.embedding import is_embedding_task, mean_of_tasks
 from terakoya_quality.evaluation.embedding_data import _with_own_languages

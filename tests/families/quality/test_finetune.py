@@ -24,9 +24,9 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from terakoya import finetune
 from terakoya.errors import UserError
-from terakoya.inference.scores import read_kept
 from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.formats.model_files import SCORES
+from terakoya_hub.scores import read_kept
 from terakoya_quality.commands.finetune import PIPELINES
 from terakoya_quality.finetuning import loop, metrics
 from terakoya_quality.finetuning import model as head
