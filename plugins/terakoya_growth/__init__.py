@@ -1,16 +1,25 @@
-"""Runs that start from models of other shapes: with another vocabulary, or smaller ones that grow."""
+"""Runs that start from models with another vocabulary, or from smaller ones that grow; `tokenizer extend`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from terakoya import hookimpl
+from terakoya import Command, hookimpl
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from terakoya.components import StartModel
+
+
+@hookimpl
+def register_commands() -> Mapping[str, Command]:
+    """Adds `tokenizer extend`."""
+    from terakoya_growth.commands import extend
+
+    example = "terakoya tokenizer extend work/model --corpus corpus.jsonl.gz --add 1000 --out work/extended"
+    return {"tokenizer extend": Command(extend.command, example, after="tokenizer train")}
 
 
 @hookimpl

@@ -30,7 +30,6 @@ from terakoya.commands.store import merge as store_merge
 from terakoya.commands.store import sample as store_sample
 from terakoya.commands.tokenizer import app as tokenizer
 from terakoya.commands.tokenizer import count as tokenizer_count
-from terakoya.commands.tokenizer import extend as tokenizer_extend
 
 
 @hookimpl
@@ -46,10 +45,6 @@ def register_commands() -> Mapping[str, Command | Group]:
             tokenizer.train,
             "terakoya tokenizer train corpus.jsonl.gz --type mecab_wordpiece --vocab-size 32768 --out work/tokenizer",
             passes_options=True,
-        ),
-        "tokenizer extend": Command(
-            tokenizer_extend.command,
-            "terakoya tokenizer extend work/model --corpus corpus.jsonl.gz --add 1000 --out work/extended",
         ),
         "tokenizer import": Command(
             tokenizer.import_tokenizer,

@@ -70,7 +70,7 @@ FAMILIES: dict[str, Family] = {
     "compare": Family(verbs=("compare",)),
     "corpus": Family(verbs=("corpus", "corpus report")),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
-    "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
+    "growth": Family(verbs=("tokenizer extend",), keys=("start_from.grow", "start_from.vocabulary")),
     "continuation": Family(verbs=("init --from", "init --replay", "init --replay-share")),
     "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),
     "filters": Family(

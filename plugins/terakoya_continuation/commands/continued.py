@@ -139,7 +139,6 @@ def _fit_vocabulary(
     in the folder `new`."""
     from terakoya import plugins
     from terakoya.pipeline.corpus_facts import look_at
-    from terakoya.tokenization.extend import extend_tokenizer
     from terakoya_continuation import plan
     from terakoya_continuation.fit import measure_fit, sample_texts
 
@@ -151,6 +150,8 @@ def _fit_vocabulary(
     if "vocabulary" not in plugins.registry().initial_weights:
         vocabulary = replace(vocabulary, reason="the family growth, which gives a model more pieces, is not there")
     else:
+        from terakoya_growth.extend import extend_tokenizer
+
         try:
             extend_tokenizer(
                 model.folder, new, files, add=fit.pieces // plan.MORE, min_frequency=plan.LEAST_OFTEN,

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.tokenization.extend import extend_tokenizer
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.formats import transformers_folder
 from terakoya.training.model.build import build_module
 from terakoya.training.model.start_from import load_start_weights
+from terakoya_growth.extend import extend_tokenizer
 
 JAPANESE = [text for text in OLD if not text.isascii()]
 WORDS = sorted({text[at : at + size] for text in JAPANESE for at in range(len(text)) for size in (1, 2, 3, 4)})

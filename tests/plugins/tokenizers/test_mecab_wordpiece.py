@@ -28,11 +28,11 @@ from terakoya.components import EncodedDocuments, Tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
-from terakoya.tokenization.extend import extend_tokenizer
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.tokenizers import mecab
 from terakoya.toolkit.tokenizers.word_counts import count_words
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
+from terakoya_growth.extend import extend_tokenizer
 from terakoya_plugins.tokenizers.huggingface import HuggingFace
 from terakoya_plugins.tokenizers.mecab_character import MecabCharacter
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece

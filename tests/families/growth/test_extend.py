@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.tokenization.extend import extend_tokenizer
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.tokenization.train import train_tokenizer
 from terakoya.toolkit.formats import transformers_folder
 from terakoya.training.model.build import build_module
 from terakoya.training.model.start_from import load_start_weights
+from terakoya_growth.extend import extend_tokenizer
 
 
 @pytest.fixture(scope="module", params=SHAPES)

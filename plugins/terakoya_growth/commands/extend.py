@@ -35,7 +35,7 @@ def command(options: Options) -> None:
     A model gets the new rows with `start_from.vocabulary`: "extend".
     """
     from terakoya.log import console, progress_bar, translated
-    from terakoya.tokenization.extend import extend_tokenizer
+    from terakoya_growth.extend import extend_tokenizer
 
     with progress_bar("tokenizer") as progress:
         facts = extend_tokenizer(
