@@ -1,4 +1,4 @@
-"""What this family adds: `terakoya fork`, which begins a new run at a checkpoint of another one."""
+"""What this family adds: `terakoya fork`, which begins a run at a checkpoint of another one, and `terakoya average`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from terakoya import Command, Group, hookimpl
 @hookimpl
 def register_commands() -> Mapping[str, Command | Group]:
     """Implements `terakoya.hookspecs.register_commands`."""
-    from terakoya_forks.commands import fork
+    from terakoya_forks.commands import average, fork
 
     example = "terakoya fork work/run@8000 --out work/decay --set max_steps=9000 --set schedule.decay_steps=1000"
-    return {"fork": Command(fork.command, example, after="launch")}
+    averaged = "terakoya average work/run --last 5 --out work/averaged"
+    return {
+        "fork": Command(fork.command, example, after="launch"),
+        "average": Command(average.command, averaged, after="export"),
+    }

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from terakoya import Command, Group, hookimpl
 from terakoya.commands import (
-    average,
     demo,
     doctor,
     estimate,
@@ -76,7 +75,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         "verify": Command(verify.command, "terakoya verify work/run"),
         "evaluate": Command(evaluate.command, "terakoya evaluate work/model --corpus held_out.jsonl.gz"),
         "export": Command(export.command, "terakoya export work/run --out work/model", passes_options=True),
-        "average": Command(average.command, "terakoya average work/run --last 5 --out work/averaged"),
         "import": Command(
             import_checkpoint.command,
             "terakoya import megatron checkpoints/iter_0001000 --tokenizer work/tokenizer --out work/model",

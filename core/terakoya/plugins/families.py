@@ -85,7 +85,7 @@ FAMILIES: dict[str, Family] = {
             "cleaning_steps repetition",
         ),
     ),
-    "forks": Family(verbs=("fork",)),
+    "forks": Family(verbs=("average", "fork")),
     "hub": Family(verbs=("upload",), needs=("report",)),
     "japanese": Family(languages=("ja",)),
     "language_pretraining": Family(

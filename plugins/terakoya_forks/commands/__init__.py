@@ -1,1 +1,1 @@
-"""The verb `terakoya fork`."""
+"""The verbs `terakoya fork` and `terakoya average`."""

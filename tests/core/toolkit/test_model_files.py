@@ -9,12 +9,12 @@ from labelled_examples import make_model
 from small_preparation import prepare_corpus
 from transformers import BertConfig, BertForMaskedLM
 
-from terakoya.conversion import average
 from terakoya.corpus.corpus import Corpus
 from terakoya.plugins import registry
 from terakoya.store.token_store import read_facts
 from terakoya.toolkit.formats import folder_digests, transformers_folder
 from terakoya.toolkit.formats.model_files import SCORES, belongs_to_model
+from terakoya_forks import average
 
 OF_A_MODEL = (
     "README.md", "training.svg", SCORES, average.RECORD, folder_digests.NAME,

@@ -15,13 +15,13 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from terakoya.atomic_files import load_hashed_json
 from terakoya.config.parameters import Parameters
-from terakoya.conversion import average as module
-from terakoya.conversion.average import average
 from terakoya.conversion.export import export
 from terakoya.errors import TemporaryFailure, UserError
 from terakoya.runs.checkpoints import list_checkpoints
 from terakoya.toolkit.formats import folder_digests
 from terakoya.training.setup import train_in_this_process
+from terakoya_forks import average as module
+from terakoya_forks.average import average
 
 
 @pytest.fixture(scope="module")

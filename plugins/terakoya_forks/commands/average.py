@@ -31,7 +31,7 @@ def command(
     from terakoya.log import announce, console
 
     announce("terakoya average: loads PyTorch and Transformers ...")
-    from terakoya.conversion.average import average
+    from terakoya_forks.average import average
 
     try:
         numbers = None if weights is None else [float(each) for each in weights.split(",")]
