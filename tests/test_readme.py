@@ -19,9 +19,9 @@ from terakoya import plugins
 from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import Parameters, all_key_paths
 from terakoya.config.presets import preset_names
-from terakoya.doctor.checks import check_shared_memory
 from terakoya.json_settings import apply_overrides, without_notes
 from terakoya.pipeline.run import Pipeline
+from terakoya_checks.machine import check_shared_memory
 from terakoya_launch.scripts import FINAL_EXIT_CODES
 
 READMES = ["README.md", "README.ja.md"]
@@ -190,7 +190,7 @@ def test_the_keys_it_explains_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", both("docs/how-to/troubleshooting.md"))
 def test_it_explains_every_check_of_the_doctor_that_may_fail(name: str) -> None:
-    source = "".join(text_of(f"core/terakoya/doctor/{file}") for file in ("checks.py", "diagnose.py"))
+    source = "".join(text_of(f"plugins/terakoya_checks/{file}") for file in ("machine.py", "diagnose.py"))
     checks = set(re.findall(r'Finding\(\s*"([^"]+)",\s*"(?:error|warning)"', source))
     assert check_shared_memory(Path("/nowhere"))[0].check in checks
     assert len(checks) >= 10

@@ -27,8 +27,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 import terakoya
 from terakoya.commands.try_model import TryOptions, try_texts
 from terakoya.corpus.corpus import Corpus
-from terakoya.doctor.diagnose import diagnose
 from terakoya.training.checkpoint.state import StoredTensors
+from terakoya_checks.diagnose import diagnose
 from terakoya_contract import toy as toy_model
 
 T = TypeVar("T")

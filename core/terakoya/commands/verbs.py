@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from terakoya import Command, Group, hookimpl
 from terakoya.commands import (
     demo,
-    doctor,
     estimate,
     evaluate,
     export,
@@ -20,7 +19,6 @@ from terakoya.commands import (
     status,
     train,
     try_model,
-    verify,
 )
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import list_presets
@@ -62,7 +60,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         "store": Group("Inspect, check, import, merge, split and export token stores."),
         "store info": Command(store.info, "terakoya store info work/store"),
         "store count": Command(store.count, "terakoya store count work/store work/store.val"),
-        "store verify": Command(store.verify, "terakoya store verify work/store"),
         "store sample": Command(store_sample.command, "terakoya store sample work/store --masks"),
         "store merge": Command(store_merge.merge_command, "terakoya store merge work/wiki work/books --out work/store"),
         "store split": Command(
@@ -72,7 +69,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         "train": Command(train.command, "terakoya train bert_ja --out work/run --set max_steps=100000"),
         "status": Command(status.command, "terakoya status work/run --watch"),
         "save": Command(save.command, "terakoya save work/run"),
-        "verify": Command(verify.command, "terakoya verify work/run"),
         "evaluate": Command(evaluate.command, "terakoya evaluate work/model --corpus held_out.jsonl.gz"),
         "export": Command(export.command, "terakoya export work/run --out work/model", passes_options=True),
         "import": Command(
@@ -88,5 +84,4 @@ def register_commands() -> Mapping[str, Command | Group]:
         "parameters list": Command(list_presets.command, "terakoya parameters list"),
         "parameters show": Command(parameters.show_parameters, "terakoya parameters show bert_ja --set max_steps=1000"),
         "parameters schema": Command(parameters.schema, "terakoya parameters schema > schema.json"),
-        "doctor": Command(doctor.command, "terakoya doctor"),
     }

@@ -41,6 +41,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "checks": Family(verbs=("doctor", "store verify", "verify")),
     "cleaning": Family(
         verbs=("clean", "prepare --rejects", "prepare --rejects-text"),
         components=(

@@ -17,7 +17,7 @@ from terakoya.errors import UserError
 from terakoya.plugins.verb_options import options_of
 from terakoya.preparation.options import PrepareOptions, parse_max_rejects
 from terakoya.store.token_store import TokenStore, count_store
-from terakoya.store.verify import verify
+from terakoya_checks.verify_store import verify
 
 DOUBLE = Path(__file__).parents[2] / "helpers"
 

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from terakoya.conversion.export import export, load_model
-from terakoya.conversion.verify import verify
 from terakoya.errors import UserError
 from terakoya.inference.loading import load_model_and_tokenizer
 from terakoya.toolkit.formats import folder_digests, model_folder
+from terakoya_checks.verify import verify
 from terakoya_contract.toy import make_tokenizer
 from terakoya_forks.average import average
 

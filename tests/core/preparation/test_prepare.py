@@ -30,7 +30,7 @@ from terakoya.errors import UserError
 from terakoya.preparation import disk_space
 from terakoya.store.assembly import assemble_store
 from terakoya.store.token_store import TokenStore, read_facts
-from terakoya.store.verify import verify
+from terakoya_checks.verify_store import verify
 
 VOCABULARY = 1000
 

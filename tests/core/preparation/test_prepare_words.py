@@ -25,7 +25,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.rows.sample import sample_masked
 from terakoya.store.merge import merge
 from terakoya.store.token_store import StoreFacts, TokenStore
-from terakoya.store.verify import verify
+from terakoya_checks.verify_store import verify
 
 DEMO = (Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt").read_text(encoding="utf-8")[:12_000]
 

@@ -24,8 +24,8 @@ from terakoya.store.merge import merge
 from terakoya.store.split import split
 from terakoya.store.subset import select_documents
 from terakoya.store.token_store import TokenStore
-from terakoya.store.verify import verify
 from terakoya.training.loss import to_bits
+from terakoya_checks.verify_store import verify
 
 WORDS = ["東京", "寺子屋", "𠮷野家", "abc", "ｶﾞｯｺｳ", "🎌"]
 

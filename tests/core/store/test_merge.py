@@ -20,8 +20,8 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.store.merge import merge
 from terakoya.store.token_store import TokenStore
-from terakoya.store.verify import verify
 from terakoya.store.writer import write_store
+from terakoya_checks.verify_store import verify
 
 DATA = ("tokens.bin", "tokens.idx", "tokens.words")
 

@@ -13,8 +13,8 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.split import split
 from terakoya.store.token_store import TokenStore, Unit
-from terakoya.store.verify import verify
 from terakoya.store.writer import write_store
+from terakoya_checks.verify_store import verify
 
 Document = tuple[tuple[int, ...], ...]
 

@@ -22,8 +22,8 @@ from terakoya.errors import UserError
 from terakoya.rows.row_source import RowSource
 from terakoya.store.subset import select_documents
 from terakoya.store.token_store import TokenStore, read_facts
-from terakoya.store.verify import verify
 from terakoya.store.writer import write_store
+from terakoya_checks.verify_store import verify
 
 LAYOUT = Layout("packed")
 

@@ -22,8 +22,8 @@ from terakoya.atomic_files import lock_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore, Unit
-from terakoya.store.verify import verify
 from terakoya.store.writer import write_store
+from terakoya_checks.verify_store import verify
 
 DOCUMENTS = [[[7, 8], [9]], [[1, 2, 3, 4]]]
 WORDS = [[[True, False], [True]], [[True, True, False, True]]]

@@ -10,7 +10,7 @@ import torch
 import toy
 
 import terakoya
-from terakoya.doctor import diagnose
+from terakoya_checks import diagnose
 
 
 @pytest.fixture

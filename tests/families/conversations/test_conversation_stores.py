@@ -22,7 +22,7 @@ from terakoya.preparation.prepare import prepare
 from terakoya.store.merge import merge
 from terakoya.store.split import split
 from terakoya.store.token_store import StoreFacts, TokenStore
-from terakoya.store.verify import verify
+from terakoya_checks.verify_store import verify
 from terakoya_conversations.encoder import UNLIKE_PROMPT
 from terakoya_megatron.token_blocks import export_blocks
 

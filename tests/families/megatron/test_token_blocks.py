@@ -17,8 +17,8 @@ from word_tokenizer import make_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.token_store import StoreFacts, TokenStore
-from terakoya.store.verify import verify
 from terakoya.store.writer import write_store
+from terakoya_checks.verify_store import verify
 from terakoya_megatron.token_blocks import ExportedBlocks, export_blocks, import_blocks
 from terakoya_megatron.token_import import IdsOf
 

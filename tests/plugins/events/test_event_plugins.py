@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
 from terakoya.config.parameters import Parameters
-from terakoya.conversion.verify import verify
 from terakoya.errors import UserError
 from terakoya.runs import files
 from terakoya.toolkit.checkpoint_copies import copy_checkpoint, finish_copy
 from terakoya.toolkit.validation_metrics import BestValue, FollowsMetric, choose_mode, is_better, read_metric
+from terakoya_checks.verify import verify
 
 
 @pytest.fixture(scope="module")

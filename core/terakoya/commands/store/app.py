@@ -1,4 +1,4 @@
-"""`terakoya store` describes, checks, samples, imports, merges, splits and exports token stores."""
+"""`terakoya store info` and `terakoya store count` describe token stores."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.errors import UserError
-from terakoya.log import console, plural, translated
+from terakoya.log import console, translated
 
 Store = Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -84,20 +83,3 @@ def count(
         table.add_row(store.replace("[", "\\["), *(f"{number:,}" for number in numbers.values()))
     console().print(table)
     next_command.show("store", "info", stores[0])
-
-
-def verify(store: Store) -> None:
-    """Read a whole store and check its hashes, tokenizer, packing plans, index and ids. Exits with 2 if it finds a
-    fault."""
-    from terakoya.store.token_store import count_store, read_facts
-    from terakoya.store.verify import verify
-
-    faults = verify(store)
-    for fault in faults:
-        console().print(fault, markup=False, soft_wrap=True)
-    if faults:
-        text = f"{store}: {len(faults)} problem{plural(len(faults))}, listed above"
-        raise UserError(f"{text}\n{next_command.after_damage(store)}")
-    counted = count_store(store)
-    console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
-    next_command.after_store(store, read_facts(store))

@@ -277,19 +277,6 @@ def incomplete_tensors(folder: Path) -> list[str]:
     return sorted(name for state in states for name in state.names() if not state.is_whole(name))
 
 
-def check_tensors(folder: Path) -> tuple[int, list[str]]:
-    """Reads every tensor of the checkpoint `folder`. Returns their number, and a line for each that is not sound."""
-    problems = []
-    states = [SavedState(folder, kind) for kind in KINDS]
-    for state in states:
-        for name in sorted(state.names()):
-            if not state.is_whole(name):
-                problems.append(f"state/: a part of {name} is missing")
-            elif not all(is_finite(shard.read()) for shard in state.shards[name]):
-                problems.append(f"state/: {name} is not finite")
-    return sum(len(state.names()) for state in states), problems
-
-
 def load(folder: Path, engine: Engine) -> None:
     """Sets the parameters and the optimizer state of `engine` from the checkpoint `folder`; collective."""
     engine.load_parameters(SavedState(folder, "model"))

@@ -13,10 +13,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from terakoya import process_pool
-from terakoya.doctor import checks
-from terakoya.doctor.checks import Finding
 from terakoya.errors import describe_os_error
 from terakoya.plugins import registry
+from terakoya_checks import machine as checks
+from terakoya_checks.machine import Finding
 from terakoya_tokenizer.kernels import load_kernels
 
 DISTRIBUTION = "terakoya"

@@ -89,7 +89,7 @@ def _unknown(folder: Path) -> UserError:
 
 def _verify_store(folder: Path, findings: Findings) -> None:
     from terakoya.store.token_store import count_store
-    from terakoya.store.verify import verify as find_faults
+    from terakoya_checks.verify_store import verify as find_faults
 
     faults = find_faults(folder)
     findings.problems += faults
@@ -113,8 +113,6 @@ def _verify_run(folder: Path, findings: Findings) -> None:
 
 def _verify_checkpoint(folder: Path, findings: Findings) -> None:
     """Checks manifest, files, and that the tensors of `state/` are complete and finite."""
-    from terakoya.training.checkpoint.state import check_tensors
-
     inode = _inode(folder)
     count, size, files = 0, 0, {}
     try:
@@ -123,12 +121,27 @@ def _verify_checkpoint(folder: Path, findings: Findings) -> None:
             if not problems:
                 files = read_manifest(folder)["files"]
                 size = sum(facts["size"] for facts in files.values())
-                count, problems = check_tensors(folder)
+                count, problems = _check_tensors(folder)
     except RemovedError:
         return
     if problems and _inode(folder) != inode:
         return  # the run, which continues, has removed it, or has kept a better one there
     findings.add(folder, f"whole; {len(files):,} files, {size:,} bytes; {count:,} tensors, all finite", problems)
+
+
+def _check_tensors(folder: Path) -> tuple[int, list[str]]:
+    """Reads every tensor of the checkpoint `folder`. Returns their number, and a line for each that is not sound."""
+    from terakoya.training.checkpoint.state import KINDS, SavedState, is_finite
+
+    problems = []
+    states = [SavedState(folder, kind) for kind in KINDS]
+    for state in states:
+        for name in sorted(state.names()):
+            if not state.is_whole(name):
+                problems.append(f"state/: a part of {name} is missing")
+            elif not all(is_finite(shard.read()) for shard in state.shards[name]):
+                problems.append(f"state/: {name} is not finite")
+    return sum(len(state.names()) for state in states), problems
 
 
 def _inode(folder: Path) -> int | None:

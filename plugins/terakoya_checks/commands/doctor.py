@@ -20,9 +20,9 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
     from rich.cells import set_cell_size
     from rich.text import Text
 
-    from terakoya.doctor.diagnose import diagnose
     from terakoya.errors import UserError
     from terakoya.log import console, lines_of, translated
+    from terakoya_checks.diagnose import diagnose
 
     findings = diagnose(Path.cwd())
     if as_json:

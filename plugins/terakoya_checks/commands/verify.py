@@ -1,4 +1,4 @@
-"""`terakoya verify`: reads all of a run, a checkpoint, a token store or a model, and says whether it is sound."""
+"""`terakoya verify` and `terakoya store verify` read all of a folder, and say whether it is sound."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def command(
     its files are those which `export` wrote, that it loads, that its numbers are finite, that its tokenizer fits.
     Changes nothing.
     """
-    from terakoya.conversion.verify import verify
     from terakoya.errors import UserError
     from terakoya.folder_kinds import kind_of
     from terakoya.log import console, plural
     from terakoya.places import is_local
     from terakoya.store.token_store import read_facts
+    from terakoya_checks.verify import verify
 
     findings = verify(folder)
     for line in (*findings.checked, *findings.problems):
@@ -52,3 +52,22 @@ def command(
         next_command.after_store(folder, read_facts(folder))
     else:
         next_command.show(*next_command.upload_words(folder))
+
+
+def store_command(store: Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")]) -> None:
+    """Read a whole store and check its hashes, tokenizer, packing plans, index and ids. Exits with 2 if it finds a
+    fault."""
+    from terakoya.errors import UserError
+    from terakoya.log import console, plural
+    from terakoya.store.token_store import count_store, read_facts
+    from terakoya_checks.verify_store import verify
+
+    faults = verify(store)
+    for fault in faults:
+        console().print(fault, markup=False, soft_wrap=True)
+    if faults:
+        text = f"{store}: {len(faults)} problem{plural(len(faults))}, listed above"
+        raise UserError(f"{text}\n{next_command.after_damage(store)}")
+    counted = count_store(store)
+    console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
+    next_command.after_store(store, read_facts(store))

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.toolkit.formats import folder_digests
-from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.setup import train_in_this_process
 
 
@@ -123,7 +122,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over(
         shutil.rmtree(folder)
         raise RuntimeError("unable to open file")  # as safetensors has it
 
-    monkeypatch.setattr(checkpoint_state, "check_tensors", remove)
+    monkeypatch.setattr("terakoya_checks.verify._check_tensors", remove)
     code, lines, _ = verify(tmp_path / "run", capsys)
     assert code == 0 and [line for line in lines if "step-0" in line] == []
 

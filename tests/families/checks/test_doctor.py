@@ -18,8 +18,9 @@ import psutil
 import pytest
 from command_line import exit_code
 
-from terakoya.doctor import checks, diagnose
-from terakoya.doctor.checks import Finding
+from terakoya_checks import diagnose
+from terakoya_checks import machine as checks
+from terakoya_checks.machine import Finding
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -1,1 +1,0 @@
-"""What a machine and an installation offer to training."""

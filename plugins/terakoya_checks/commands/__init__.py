@@ -1,0 +1,1 @@
+"""The verbs `terakoya doctor`, `terakoya verify` and `terakoya store verify`."""
