@@ -36,7 +36,7 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Returns the command that `args` begin with; for one that does not exist says which plugins might have it."""
-        if args[0] not in {*self.commands, *unknown_options.COMMANDS}:
+        if args[0] not in {*self.commands, *(unknown_options.COMMANDS if ctx.parent is None else ())}:
             name = f"{ctx.command_path} {args[0]}"
             family, plugins = missing_family("verbs", name.partition(" ")[2]), self.verbs.might_have
             if family or plugins:

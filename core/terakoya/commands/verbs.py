@@ -23,8 +23,6 @@ from terakoya.commands import (
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import list_presets
 from terakoya.commands.store import app as store
-from terakoya.commands.store import merge as store_merge
-from terakoya.commands.store import sample as store_sample
 from terakoya.commands.tokenizer import app as tokenizer
 from terakoya.commands.tokenizer import count as tokenizer_count
 
@@ -60,11 +58,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         "store": Group("Inspect, check, import, merge, split and export token stores."),
         "store info": Command(store.info, "terakoya store info work/store"),
         "store count": Command(store.count, "terakoya store count work/store work/store.val"),
-        "store sample": Command(store_sample.command, "terakoya store sample work/store --masks"),
-        "store merge": Command(store_merge.merge_command, "terakoya store merge work/wiki work/books --out work/store"),
-        "store split": Command(
-            store_merge.split_command, "terakoya store split work/store --parts 98,2 --out work/train --out work/val"
-        ),
         "estimate": Command(estimate.command, "terakoya estimate bert_ja --vocab-size 32768 --gpus 8 --device h100"),
         "train": Command(train.command, "terakoya train bert_ja --out work/run --set max_steps=100000"),
         "status": Command(status.command, "terakoya status work/run --watch"),

@@ -137,6 +137,7 @@ FAMILIES: dict[str, Family] = {
     "screening": Family(
         components=("cleaning_steps decontaminate", "cleaning_steps personal_data", "cleaning_steps words")
     ),
+    "stores": Family(verbs=("store merge", "store sample", "store split")),
     "watch": Family(keys=("profile", "spikes"), components=("events logits", "events optimizer_state")),
 }
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""

@@ -37,7 +37,7 @@ class ShardBlocks:
     """The blocks of one shard, in order; files of other shards are not opened.
 
     After an iteration, `extent` says where the blocks begin and end. The position on disk while a compressed file is
-    read may differ between versions of libraries, so `check_adjacent` compares the extents of adjacent shards.
+    read may differ between versions of libraries, so `store merge` compares the extents of adjacent shards.
     """
 
     def __init__(self, corpus: Corpus, shard: Shard, *, block_bytes: int) -> None:

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
-from terakoya.commands.store.merge import parse_weights
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
 from terakoya_checks.verify_store import verify
 from terakoya_megatron.commands.store_import import parse_eos
+from terakoya_stores.commands.merge import parse_weights
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "寺子", "屋", "で", "読み", "##書き", "を", "学", "##ぶ"]
 PIECES += [

@@ -22,10 +22,10 @@ from terakoya.pipeline.settings import read_pipeline
 from terakoya.preparation.word_borders import FOUND, INSIDE
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
-from terakoya.rows.sample import sample_masked
-from terakoya.store.merge import merge
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya_checks.verify_store import verify
+from terakoya_stores.merge import merge
+from terakoya_stores.sample import sample_masked
 
 DEMO = (Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt").read_text(encoding="utf-8")[:12_000]
 

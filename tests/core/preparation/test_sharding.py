@@ -14,9 +14,8 @@ from word_tokenizer import WordTokenizer, make_folder
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation.sharding import Shard, ShardBlocks
-from terakoya.store.merge import merge
-from terakoya.store.recorded_options import check_adjacent
 from terakoya.store.token_store import StoreFacts
+from terakoya_stores.merge import check_adjacent, merge
 
 
 @pytest.fixture

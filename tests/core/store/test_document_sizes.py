@@ -20,12 +20,12 @@ from terakoya.errors import UserError
 from terakoya.rows.loader import Loader, Stage
 from terakoya.rows.row_source import RowSource
 from terakoya.store.document_sizes import FILE, TextPerToken
-from terakoya.store.merge import merge
-from terakoya.store.split import split
 from terakoya.store.subset import select_documents
 from terakoya.store.token_store import TokenStore
 from terakoya.training.loss import to_bits
 from terakoya_checks.verify_store import verify
+from terakoya_stores.merge import merge
+from terakoya_stores.split import split
 
 WORDS = ["東京", "寺子屋", "𠮷野家", "abc", "ｶﾞｯｺｳ", "🎌"]
 

@@ -17,10 +17,10 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.rows.stores import Stores
-from terakoya.store.merge import merge
 from terakoya.store.token_store import TokenStore
 from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 from terakoya.training.resuming.changes import check_vocabulary
+from terakoya_stores.merge import merge
 
 PIECES = ["[UNK]", "東", "京", "東京", "大", "阪"]
 

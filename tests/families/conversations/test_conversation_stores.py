@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.preparation.prepare import prepare
-from terakoya.store.merge import merge
-from terakoya.store.split import split
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya_checks.verify_store import verify
 from terakoya_conversations.encoder import UNLIKE_PROMPT
 from terakoya_megatron.token_blocks import export_blocks
+from terakoya_stores.merge import merge
+from terakoya_stores.split import split
 
 FILES = ("tokens.bin", "tokens.idx", "tokens.answers", "store.json", "rejects.jsonl", "tokenizer/chat_template.jinja")
 

@@ -16,8 +16,8 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from terakoya.rows.sample import SampledToken
     from terakoya.store.token_store import TokenStore
+    from terakoya_stores.sample import SampledToken
 
 _MASKED, _CAUSAL, _ANSWERS = "masked_lm", "causal_lm", "instruction"
 _BACKGROUNDS = (("black on bright_cyan", "black on cyan"), ("black on bright_yellow", "black on yellow"))
@@ -71,9 +71,9 @@ def sample(store: TokenStore, options: Options) -> list[list[SampledToken]]:
     """
     from terakoya.commands.component_settings import gather
     from terakoya.plugins.create import create_component
-    from terakoya.rows.sample import sample as sample_rows
-    from terakoya.rows.sample import sample_causal, sample_masked
     from terakoya.tokenization.recognise import load_decoder
+    from terakoya_stores.sample import sample as sample_rows
+    from terakoya_stores.sample import sample_causal, sample_masked
 
     if options.masks and options.causal:
         raise UserError("--masks and --causal: expected one of them: rows of an encoder, or of a causal model")

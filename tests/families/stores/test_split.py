@@ -11,10 +11,10 @@ from small_store import damage
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.store.split import split
 from terakoya.store.token_store import TokenStore, Unit
 from terakoya.store.writer import write_store
 from terakoya_checks.verify_store import verify
+from terakoya_stores.split import split
 
 Document = tuple[tuple[int, ...], ...]
 
@@ -42,8 +42,8 @@ def read(folder: Path) -> list[Document]:
 
 @pytest.mark.parametrize("window", [7, 1 << 14])
 def test_every_document_goes_to_one_part_in_order(tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("terakoya.store.split._DOCUMENTS", window)
-    monkeypatch.setattr("terakoya.store.split._TOKENS", 5)
+    monkeypatch.setattr("terakoya_stores.split._DOCUMENTS", window)
+    monkeypatch.setattr("terakoya_stores.split._TOKENS", 5)
     documents = random_documents(1, 600)
     make(tmp_path / "store", documents)
     outs = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from terakoya.atomic_files import check_new_folder
 from terakoya.errors import UserError
 from terakoya.store.assembly import Bits, Options, StoreHead, assemble_store, new_store_folder
 from terakoya.store.file_hashes import check_hashes, read_and_check
-from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, WORDS_INPUT, check_adjacent
+from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, WORDS_INPUT
 from terakoya.store.token_store import WORDS, Counts, StoreFacts, TokenStore
 from terakoya.store.tokenizer_identity import find_different_ids
 
@@ -167,3 +168,14 @@ def _merge_records(stores: Sequence[TokenStore]) -> tuple[Mapping[str, str], Opt
 
 def _hash(values: Sequence[str]) -> str:
     return hashlib.sha256(orjson.dumps(values)).hexdigest()
+
+
+def check_adjacent(extents: Sequence[str]) -> None:
+    """Raises UserError unless each of these shards of one corpus begins where the shard before it ends."""
+    for number, (extent, next_extent) in enumerate(pairwise(extents), start=1):
+        end, begin = extent.split(" to ")[-1], next_extent.split(" to ")[0]
+        if begin != end and not (end.endswith(":end") and begin.endswith(":0")):
+            raise UserError(
+                f"shards {number} and {number + 1}: expected the second to begin where the first ends ({end}), it "
+                f"begins at {begin}; different versions of Python prepared them: prepare them again with one version"
+            )

@@ -29,7 +29,7 @@ def merge_command(
     word_starts: Annotated[bool, typer.Option(help="Keep word starts; all stores or none must have them.")] = True,
 ) -> None:
     """Merge stores of one tokenizer; the shards of `prepare --shard` become the store of the whole corpus."""
-    from terakoya.store.merge import merge
+    from terakoya_stores.merge import merge
 
     facts = merge(stores, out, word_starts=word_starts)
     _print_facts(out, facts)
@@ -43,7 +43,7 @@ def split_command(
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
     """Split a store's documents among new stores; equal documents always go to the same store."""
-    from terakoya.store.split import split
+    from terakoya_stores.split import split
 
     made: list[tuple[int, Path, StoreFacts]] = []
     for folder, facts in zip(out, split(store, out, weights=parse_weights(parts), seed=seed), strict=True):

@@ -18,10 +18,10 @@ from word_tokenizer import WordTokenizer, make_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.store.merge import merge
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
 from terakoya_checks.verify_store import verify
+from terakoya_stores.merge import merge
 
 DATA = ("tokens.bin", "tokens.idx", "tokens.words")
 
@@ -69,7 +69,7 @@ def test_bits_and_ids_join_at_any_length(
 ) -> None:
     folder, vocabulary = tmp_path_factory.mktemp("m"), Vocabulary(size=100)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("terakoya.store.merge._CHUNK", chunk)
+        patch.setattr("terakoya_stores.merge._CHUNK", chunk)
         for number, lines in enumerate(stores):
             words = [[[token % 2 == 0 for token in line]] for line in lines]
             write_store(folder / str(number), [[line] for line in lines], vocabulary=vocabulary, word_starts=words)
@@ -161,7 +161,7 @@ def test_changed_or_missing_rejects_are_refused(tmp_path: Path, damage: str) -> 
 
 
 def test_memory_does_not_grow_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("terakoya.store.merge._CHUNK", 1 << 12)
+    monkeypatch.setattr("terakoya_stores.merge._CHUNK", 1 << 12)
     peaks = []
     for size in (500, 500, 5_000):  # the first size warms up
         documents = [[np.arange(100)]] * size

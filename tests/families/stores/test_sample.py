@@ -11,12 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from terakoya import plugins
-from terakoya.commands.store.sample import format_coloured, format_plain
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.sample import SampledToken, sample, sample_causal, sample_masked
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
+from terakoya_stores.commands.sample import format_coloured, format_plain
+from terakoya_stores.sample import SampledToken, sample, sample_causal, sample_masked
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "寺子", "##屋", "で", "学", "##ぶ", "▁the", "。"]
 VOCABULARY = Vocabulary(size=len(PIECES), pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))

@@ -1,0 +1,1 @@
+"""The verbs `terakoya store sample`, `store merge` and `store split`."""
