@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from terakoya.conversion.export import export as export
     from terakoya.conversion.import_checkpoint import import_checkpoint as import_checkpoint
     from terakoya.estimation.estimate import estimate as estimate
-    from terakoya.evaluation.evaluate import evaluate as evaluate
     from terakoya.hookspecs import Command as Command
     from terakoya.hookspecs import Group as Group
     from terakoya.hookspecs import Language as Language
@@ -41,7 +40,6 @@ _FUNCTIONS = {
     "prepare": "terakoya.preparation.prepare",
     "estimate": "terakoya.estimation.estimate",
     "train": "terakoya.launch.here",
-    "evaluate": "terakoya.evaluation.evaluate",
     "export": "terakoya.conversion.export",
     "import_checkpoint": "terakoya.conversion.import_checkpoint",
     "fill_mask": "terakoya.inference.predictions",

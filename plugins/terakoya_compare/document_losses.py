@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from terakoya.errors import UserError
-from terakoya.evaluation import causal, models
-from terakoya.evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
-from terakoya.evaluation.data import DataSet
-from terakoya.evaluation.models import EvaluatedModel
-from terakoya.evaluation.options import EvaluateOptions
 from terakoya.runs.checkpoints import read_manifest, while_kept
 from terakoya.toolkit.random_keys import draws, hash_u64
+from terakoya_evaluation import causal, models
+from terakoya_evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
+from terakoya_evaluation.data import DataSet
+from terakoya_evaluation.models import EvaluatedModel
+from terakoya_evaluation.options import EvaluateOptions
 
 COPIES = 7
 """Masked copies of a piece: about the share of 15 % that most models learn with."""

@@ -13,8 +13,6 @@ import torch
 
 from terakoya.config.parameters import Parameters, changed_keys
 from terakoya.errors import UserError
-from terakoya.evaluation.objective import RunObjective
-from terakoya.evaluation.perplexity import open_data_sets
 from terakoya.folder_kinds import distinct_names
 from terakoya.inference.loading import find_device
 from terakoya.inference.padded_attention import use_safe_attention
@@ -27,6 +25,8 @@ from terakoya_compare.options import CompareOptions
 from terakoya_compare.result import Comparison, Difference
 from terakoya_compare.row_losses import RowLosses, measure_rows
 from terakoya_compare.statistics import FEW, bootstrap_of_sums
+from terakoya_evaluation.objective import RunObjective
+from terakoya_evaluation.perplexity import open_data_sets
 
 METHOD = "paired bootstrap"
 

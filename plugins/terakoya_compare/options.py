@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from terakoya.evaluation.options import EvaluateOptions, Precision
+from terakoya_evaluation.options import EvaluateOptions, Precision
 
 if TYPE_CHECKING:
     import typer

@@ -22,7 +22,6 @@ from terakoya.atomic_files import check_writable, write_text
 from terakoya.config.parameters import Parameters, changed_keys
 from terakoya.errors import Stopped, UserError
 from terakoya.estimation.model_errors import explain_model_errors
-from terakoya.evaluation.objective import RunObjective
 from terakoya.inference.loading import find_device
 from terakoya.json_settings import read_json
 from terakoya.log import error_console
@@ -37,6 +36,7 @@ from terakoya_compare.result import Comparison, Difference
 from terakoya_compare.row_losses import measure_rows
 from terakoya_compare.shared_start import sharing_start
 from terakoya_compare.statistics import paired_t, unpaired_t
+from terakoya_evaluation.objective import RunObjective
 
 SEEDS = 3
 FOUND = "compared.json"

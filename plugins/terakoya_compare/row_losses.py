@@ -15,7 +15,6 @@ import torch
 from terakoya.components import LossTerm
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.evaluation.objective import RunObjective
 from terakoya.rows.row_source import RowSource
 from terakoya.rows.stores import validation_rows
 from terakoya.store.document_sizes import TextPerToken
@@ -23,6 +22,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 from terakoya.training.batches import to_device
 from terakoya_compare.statistics import Test, bootstrap_of_sums
+from terakoya_evaluation.objective import RunObjective
 
 JOINED = ("stream", "megatron")
 """Layouts in which every row shares a document with the next one."""

@@ -16,11 +16,11 @@ import terakoya
 from terakoya import plugins
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.evaluation.options import EvaluateOptions
 from terakoya.places import as_fields
 from terakoya.plugins.events import EVENTS
 from terakoya.plugins.families import FAMILIES
 from terakoya.preparation.options import PrepareOptions
+from terakoya_evaluation.options import EvaluateOptions
 from terakoya_quality.evaluation.options import TaskOptions
 
 ROOT = Path(__file__).resolve().parents[2]

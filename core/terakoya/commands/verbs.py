@@ -8,7 +8,6 @@ from terakoya import Command, Group, hookimpl
 from terakoya.commands import (
     demo,
     estimate,
-    evaluate,
     export,
     import_checkpoint,
     init,
@@ -62,7 +61,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         "train": Command(train.command, "terakoya train bert_ja --out work/run --set max_steps=100000"),
         "status": Command(status.command, "terakoya status work/run --watch"),
         "save": Command(save.command, "terakoya save work/run"),
-        "evaluate": Command(evaluate.command, "terakoya evaluate work/model --corpus held_out.jsonl.gz"),
         "export": Command(export.command, "terakoya export work/run --out work/model", passes_options=True),
         "import": Command(
             import_checkpoint.command,

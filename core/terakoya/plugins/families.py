@@ -68,12 +68,13 @@ FAMILIES: dict[str, Family] = {
         components=("launchers grid_engine", "launchers pbs", "launchers sagemaker"),
         needs=("launch", "parallel"),
     ),
-    "compare": Family(verbs=("compare",)),
+    "compare": Family(verbs=("compare",), needs=("evaluation",)),
     "corpus": Family(verbs=("corpus", "corpus report")),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(verbs=("tokenizer extend",), keys=("start_from.grow", "start_from.vocabulary")),
     "continuation": Family(verbs=("init --from", "init --replay", "init --replay-share")),
     "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),
+    "evaluation": Family(verbs=("evaluate",), functions={"evaluate": "terakoya_evaluation.evaluate"}),
     "filters": Family(
         components=(
             "cleaning_steps boilerplate",
@@ -121,6 +122,7 @@ FAMILIES: dict[str, Family] = {
             "finetune": "terakoya_quality.finetuning.finetune",
         },
         components=("events task_scores",),
+        needs=("evaluation",),
     ),
     "megatron": Family(
         verbs=("parameters import", "store import", "store export-blocks", "store import-blocks"),

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from terakoya.evaluation.result import Evaluation
+    from terakoya_evaluation.result import Evaluation
 
 
 def evaluate(
@@ -52,7 +52,7 @@ def evaluate(
     if tasks is None and not tuning:
         verb(**arguments)
         return
-    from terakoya.commands.evaluate import check_out, show
+    from terakoya_evaluation.commands.evaluate import check_out, show
     from terakoya_quality.commands.training_scores import TuningProgress, show_benchmark, show_embedding
     from terakoya_quality.evaluation.options import EvaluateOptions, TaskOptions
     from terakoya_quality.evaluation.tasks import measure

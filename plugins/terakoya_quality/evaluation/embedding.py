@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from terakoya.errors import UserError, nearest
-from terakoya.evaluation.result import Evaluation
+from terakoya_evaluation.result import Evaluation
 from terakoya_quality.evaluation.embedding_data import fetch_command, find_data, load_data, offline
 from terakoya_quality.evaluation.options import TaskOptions
 from terakoya_quality.evaluation.suites import keep_scores

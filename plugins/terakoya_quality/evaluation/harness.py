@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from terakoya.errors import UserError, import_extra
-from terakoya.evaluation.result import Numbers
+from terakoya_evaluation.result import Numbers
 from terakoya_quality.evaluation.options import TaskOptions
 from terakoya_quality.finetuning.suites import suggest_suites
 

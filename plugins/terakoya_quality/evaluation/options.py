@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from terakoya.evaluation.options import EvaluateOptions
+from terakoya_evaluation.options import EvaluateOptions
 
 if TYPE_CHECKING:
     from terakoya_quality.finetuning.search import Watch

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from terakoya.errors import UserError
-from terakoya.evaluation.result import Evaluation
 from terakoya.folder_kinds import kind_of
 from terakoya.inference.loading import find_model
 from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
+from terakoya_evaluation.result import Evaluation
 from terakoya_quality.evaluation.options import TaskOptions
 from terakoya_quality.finetuning.kinds import KINDS
 from terakoya_quality.finetuning.model import ModelUse, finished_model

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
-from terakoya.evaluation.evaluate import Program, evaluate_model, run_program
-from terakoya.evaluation.result import Evaluation
 from terakoya.places import as_fields
+from terakoya_evaluation.evaluate import Program, evaluate_model, run_program
+from terakoya_evaluation.result import Evaluation
 from terakoya_quality.evaluation.options import TaskOptions
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _measure_with_harness(options: TaskOptions, device: torch.device) -> Evaluat
     settings = {"limit": options.limit, "precision": options.model_precision}
     evaluation = Evaluation(checkpoint or options.source, "", settings)
     if options.has_texts:
-        from terakoya.evaluation.perplexity import measure_texts
+        from terakoya_evaluation.perplexity import measure_texts
 
         evaluation = measure_texts(options, device)
     return replace(evaluation, tasks=harness.measure_tasks(options, checkpoint, device))

@@ -18,8 +18,8 @@ from transformers import AutoModel, AutoTokenizer, ElectraConfig, ElectraForMask
 
 from terakoya import evaluate
 from terakoya.errors import UserError
-from terakoya.evaluation.options import Precision
 from terakoya.toolkit.formats.model_files import SCORES
+from terakoya_evaluation.options import Precision
 from terakoya_hub.scores import read_evaluation
 from terakoya_quality.commands.training_scores import show_benchmark
 from terakoya_quality.evaluation import suites as measured_suites

@@ -15,12 +15,12 @@ import torch
 from transformers import PreTrainedModel
 
 from terakoya.errors import UserError
-from terakoya.evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
-from terakoya.evaluation.data import DataSet, Text
-from terakoya.evaluation.models import EvaluatedModel
-from terakoya.evaluation.numbers import summarise_totals
-from terakoya.evaluation.options import EvaluateOptions
-from terakoya.evaluation.result import Numbers
+from terakoya_evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
+from terakoya_evaluation.data import DataSet, Text
+from terakoya_evaluation.models import EvaluatedModel
+from terakoya_evaluation.numbers import summarise_totals
+from terakoya_evaluation.options import EvaluateOptions
+from terakoya_evaluation.result import Numbers
 
 LINES = 100
 """Default number of lines of each data set."""

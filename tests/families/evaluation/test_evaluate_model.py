@@ -43,13 +43,13 @@ from terakoya import evaluate, export, train
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.evaluation.batches import ScoredSequence, negative_log_likelihood
-from terakoya.evaluation.data import CorpusTexts
-from terakoya.evaluation.objective import RunObjective
-from terakoya.evaluation.result import Evaluation
 from terakoya.plugins import registry
 from terakoya.runs.checkpoints import read_manifest, trained_length
 from terakoya.store.token_store import TokenStore
+from terakoya_evaluation.batches import ScoredSequence, negative_log_likelihood
+from terakoya_evaluation.data import CorpusTexts
+from terakoya_evaluation.objective import RunObjective
+from terakoya_evaluation.result import Evaluation
 from terakoya_hub.scores import Measurement, read_evaluation
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]

@@ -6,14 +6,14 @@ import torch
 
 from terakoya.components.tokenizer import encode_texts, load_tokenizer
 from terakoya.errors import UserError
-from terakoya.evaluation import causal, masked, models
-from terakoya.evaluation.data import CorpusTexts, DataSet, StoreTexts, open_store
-from terakoya.evaluation.models import EvaluatedModel
-from terakoya.evaluation.options import EvaluateOptions
-from terakoya.evaluation.result import Evaluation
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.store.tokenizer_identity import describe_different_ids
 from terakoya.tokenization.train import check_has_documents
+from terakoya_evaluation import causal, masked, models
+from terakoya_evaluation.data import CorpusTexts, DataSet, StoreTexts, open_store
+from terakoya_evaluation.models import EvaluatedModel
+from terakoya_evaluation.options import EvaluateOptions
+from terakoya_evaluation.result import Evaluation
 
 
 def measure_texts(options: EvaluateOptions, device: torch.device) -> Evaluation:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from terakoya.errors import UserError
-from terakoya.evaluation.options import EvaluateOptions
-from terakoya.evaluation.result import Evaluation
 from terakoya.places import as_fields
 from terakoya.plugins.families import function_of_family
+from terakoya_evaluation.options import EvaluateOptions
+from terakoya_evaluation.result import Evaluation
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +44,8 @@ def evaluate(source: Path | str, **options: Any) -> Evaluation:
 
 def evaluate_model(options: EvaluateOptions) -> Evaluation:
     """Measures what `options` ask, as `evaluate`."""
-    from terakoya.evaluation.objective import measure_objective
-    from terakoya.evaluation.perplexity import measure_texts
+    from terakoya_evaluation.objective import measure_objective
+    from terakoya_evaluation.perplexity import measure_texts
 
     programs = [
         Program(_asks_for_objective, measure_objective),

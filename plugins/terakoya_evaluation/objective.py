@@ -11,8 +11,6 @@ import torch
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.evaluation.options import EvaluateOptions
-from terakoya.evaluation.result import Evaluation, Numbers
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
 from terakoya.rows.stores import open_validation, validation_rows
@@ -25,6 +23,8 @@ from terakoya.training.batches import to_device
 from terakoya.training.checkpoint.restoring import restore_module, saved_parameters
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import Meter, to_bits
+from terakoya_evaluation.options import EvaluateOptions
+from terakoya_evaluation.result import Evaluation, Numbers
 
 log = logging.getLogger("terakoya")
 

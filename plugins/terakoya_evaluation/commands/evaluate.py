@@ -12,13 +12,13 @@ import typer
 
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
-from terakoya.evaluation.options import EvaluateOptions
 from terakoya.log import console, error_console, translated
+from terakoya_evaluation.options import EvaluateOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from terakoya.evaluation.result import Evaluation
+    from terakoya_evaluation.result import Evaluation
 
 COUNTS = ("documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "characters")
 """Names of the numbers that are counts; they are shown last."""
@@ -42,7 +42,7 @@ def command(options: Options) -> None:
     Causal models: loss and perplexity of documents; long documents are read in overlapping windows. Masked models:
     pseudo-perplexity; tokens are masked one at a time. A run or checkpoint on stores: the losses of its objective.
     """
-    from terakoya.evaluation.evaluate import evaluate_model
+    from terakoya_evaluation.evaluate import evaluate_model
 
     check_out(options)
     with error_console().status(translated("evaluating"), spinner="dots"):
