@@ -51,8 +51,8 @@ CI_ONLY = (
     "tools/", "families/clusters/", "families/megatron/", "families/places/", "families/language_pretraining/",
     "families/parallel/test_deepspeed.py", "families/parallel/test_more_processes.py",
     "families/parallel/test_sharded_card.py", "families/precision/test_fused_kernels.py", "families/test_taken_out.py",
-    "core/conversion/test_elsewhere.py", "core/estimation/test_estimate_engines.py",
-    "core/estimation/test_estimate_memory.py", "core/test_file_faults.py", "core/training/test_fake_cuda.py",
+    "core/conversion/test_elsewhere.py", "families/planning/test_estimate_engines.py",
+    "families/planning/test_estimate_memory.py", "core/test_file_faults.py", "core/training/test_fake_cuda.py",
     "core/pipeline/test_demo.py::test_its_first_steps_on_a_processor_with_avx2_alone",
     "plugins/formats/test_deepspeed_checkpoints.py",
 )  # fmt: skip

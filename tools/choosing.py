@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from terakoya.estimation.speed import describe_hours
-from terakoya.pipeline.choosing import FAMILIES as RECIPES
-from terakoya.pipeline.choosing import Choice, choose, choose_vocabulary, count_tokens, find_machine
+from terakoya_planning.choosing import FAMILIES as RECIPES
+from terakoya_planning.choosing import Choice, choose, choose_vocabulary, count_tokens, find_machine
+from terakoya_planning.speed import describe_hours
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "choosing.md"
 CORPORA = (("10 MB", 1e7), ("100 MB", 1e8), ("1 GB", 1e9), ("10 GB", 1e10), ("100 GB", 1e11))

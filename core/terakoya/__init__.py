@@ -20,7 +20,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if TYPE_CHECKING:
     from terakoya.conversion.export import export as export
     from terakoya.conversion.import_checkpoint import import_checkpoint as import_checkpoint
-    from terakoya.estimation.estimate import estimate as estimate
     from terakoya.hookspecs import Command as Command
     from terakoya.hookspecs import Group as Group
     from terakoya.hookspecs import Language as Language
@@ -38,7 +37,6 @@ _FUNCTIONS = {
     "hookimpl": "terakoya.hookspecs",
     "train_tokenizer": "terakoya.tokenization.train",
     "prepare": "terakoya.preparation.prepare",
-    "estimate": "terakoya.estimation.estimate",
     "train": "terakoya.launch.here",
     "export": "terakoya.conversion.export",
     "import_checkpoint": "terakoya.conversion.import_checkpoint",

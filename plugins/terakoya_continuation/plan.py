@@ -14,13 +14,13 @@ from typing import Any
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
-from terakoya.estimation.speed import describe_hours
 from terakoya.log import plural, translated
-from terakoya.pipeline.choosing import LEAST_STEPS_BETWEEN, Candidate, Choice, Machine, least_rows
-from terakoya.pipeline.corpus_facts import CorpusFacts
-from terakoya.pipeline.new_pipeline import FEW_DOCUMENTS, held_out_share
 from terakoya_continuation.fit import Fit
 from terakoya_continuation.published import OBJECTIVES, Kind, PublishedModel
+from terakoya_planning.choosing import LEAST_STEPS_BETWEEN, Candidate, Choice, Machine, least_rows
+from terakoya_planning.corpus_facts import CorpusFacts
+from terakoya_planning.new_pipeline import FEW_DOCUMENTS, held_out_share
+from terakoya_planning.speed import describe_hours
 
 PASSES: Mapping[Kind, int] = {"masked": 10, "causal": 4}
 """How often the text of the field is read at most: a quarter of what `init` takes for a masked model that begins at

@@ -30,7 +30,6 @@ from terakoya.components import ModuleBuild
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import connect
 from terakoya.distributed.topology import LaunchInfo
-from terakoya.estimation.dry_run import dry_run
 from terakoya.plugins.create import create_component
 from terakoya.rows.stores import Stores
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
@@ -38,6 +37,7 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.model import compilation
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
+from terakoya_planning.dry_run import dry_run
 from terakoya_precision.fused import choice
 
 

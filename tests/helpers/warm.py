@@ -28,7 +28,7 @@ IMPORTED = (
     "terakoya_language_pretraining.entries",
     "terakoya_launch.plan",
     "terakoya.plugins.create",
-    "terakoya.estimation.dry_run",
+    "terakoya_planning.dry_run",
     "terakoya.training.setup",
     "tokenizers",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",

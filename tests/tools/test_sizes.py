@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy import make_store
 
-from terakoya.estimation.speed import Speed
+from terakoya_planning.speed import Speed
 
 BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
 

@@ -97,8 +97,8 @@ def compare(case: Case, folder: Path, *, seconds: float) -> dict[str, Any] | Non
     """Returns the seconds that are predicted for a run of `case`, about `seconds` of them, and those that it takes;
     None where the machine is too busy, or too slow, to predict any."""
     from terakoya.config.parameters import Parameters
-    from terakoya.estimation.estimate import estimate
-    from terakoya.launch.measuring import measure_here
+    from terakoya_planning.estimate import estimate
+    from terakoya_planning.measuring import measure_here
 
     write_stores(folder)
     began = time.perf_counter()

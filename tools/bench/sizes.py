@@ -4,7 +4,7 @@
 
 Each run is what `init` chooses for its preset, the store and so many minutes of one core of this machine. Prints the
 loss of the validation store, the CPU minutes that the run took, its tokens for each parameter outside the embeddings,
-and the loss, but for a constant, by which `terakoya.pipeline.choosing` compares sizes. What is trained is kept.
+and the loss, but for a constant, by which `terakoya_planning.choosing` compares sizes. What is trained is kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 
 from terakoya.config.presets import presets_folder
 from terakoya.json_settings import read_settings
-from terakoya.launch.measuring import measure_here
-from terakoya.pipeline.choosing import Candidate, Recipe, choose, expected_loss, find_machine
 from terakoya.store.token_store import TokenStore
+from terakoya_planning.choosing import Candidate, Recipe, choose, expected_loss, find_machine
+from terakoya_planning.measuring import measure_here
 
 PRESETS = ("tiny_modernbert", "bert_ja_small")
 VALIDATED = 131_072

@@ -23,11 +23,11 @@ from typing import Any
 
 from decoder import decoder
 
-from terakoya.estimation.devices import GIB
 from terakoya_clusters.layouts.cluster import Cluster, Gpu, Layout, Program, find_gpu
 from terakoya_clusters.layouts.rank_memory import rank_memory
 from terakoya_clusters.layouts.step_time import StepTime, step_time
 from terakoya_clusters.layouts.transformer import Transformer
+from terakoya_planning.devices import GIB
 
 FILE = Path(__file__).with_name("published.csv")
 FITTED_MODELS = ("mpt-1b", "mpt-7b")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.synthetic_rows import row_statistics
 from terakoya_clusters.layouts.cluster import Cluster, find_gpu
 from terakoya_clusters.layouts.find_layouts import describe_parallel
 from terakoya_clusters.layouts.measured_model import measure_transformer
 from terakoya_clusters.layouts.suggest import Suggestion, suggest
+from terakoya_planning.row_statistics import row_statistics
 
 PRESET = Path(__file__).parents[2] / "parameters" / "llama_8b.json"
 TOKENS = 1e12

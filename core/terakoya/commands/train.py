@@ -20,8 +20,9 @@ from terakoya.launch.here import imports
 from terakoya.places import place_of
 
 if TYPE_CHECKING:
+    from terakoya.config.parameters import Parameters
     from terakoya.distributed.signals import StopRequest
-    from terakoya.estimation.dry_run import DrySteps
+    from terakoya.training.start.meeting import StartOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +60,10 @@ class TrainOptions:
         Path | None,
         typer.Option(help="With an address in --out: the run's folder on this machine. Default: in the user's cache."),
     ] = None
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check data, processes, batch size and disk, time a few steps, write nothing."),
-    ] = False
     read: Callable[[Path], Mapping[str, Any]] | None = None
     """Reads the file of another program as a parameter JSON; no option."""
+    instead: Callable[[Parameters, Path, StartOptions], None] | None = None
+    """What is done with the checked parameters, which writes nothing, instead of training; no option."""
 
 
 def command(context: typer.Context, options: TrainOptions) -> None:
@@ -90,10 +89,10 @@ def command(context: typer.Context, options: TrainOptions) -> None:
 
         place = place_of(options.out)
         folder = place.work_folder(options.work_folder)
-        if not options.dry_run:
+        if options.instead is None:
             check_writable(folder)
         launched = LaunchInfo.from_environment(node_rank=options.node_rank)
-        refusal = recorded_refusal(folder) if launched.rank == 0 and not options.dry_run else nullcontext()
+        refusal = recorded_refusal(folder) if launched.rank == 0 and options.instead is None else nullcontext()
         with refusal, naming_missing(folder):
             loaded = Parameters.load(options.parameters, options.set_ or (), nodes=options.nodes, read=options.read)
             if launched.launcher is None:  # the others would wait for a process that ends before they meet
@@ -113,13 +112,8 @@ def command(context: typer.Context, options: TrainOptions) -> None:
             allow_change=frozenset(options.allow_change), start_over=options.start_over, advice=explain_model_errors,
             stop=stop, place=place,
         )  # fmt: skip
-        if options.dry_run:
-            from terakoya.estimation.dry_run import dry_run as check
-
-            steps = check(loaded, folder, start)
-            if launched.rank == 0:
-                _say_time(steps, folder)
-                next_command.show(*(word for word in context.meta["arguments"] if word != "--dry-run"))
+        if options.instead is not None:
+            options.instead(loaded, folder, start)
             return
         result = train_in_this_process(loaded, folder, start)
         if launched.rank == 0 and not result.stopped_by:
@@ -129,27 +123,6 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:
             signals.ignore_stop_signals()
         raise typer.Exit(signals.exit_code(stopped=result.stopped_by is not None))
-
-
-def _say_time(steps: DrySteps, folder: Path) -> None:
-    """Says how long the run takes: as its own steps until now say where there are some, or else those of the dry run,
-    which are kept for `terakoya estimate`."""
-    from terakoya.estimation.kept_rates import KeptRates, machine_facts, rate_facts, seconds_of_run
-    from terakoya.estimation.probe import Probed
-    from terakoya.estimation.speed import describe_hours
-    from terakoya.log import error_console, translated
-
-    hours, source = steps.hours, "at the speed of the steps just taken"
-    seconds = seconds_of_run(folder, steps.parameters, processes=steps.processes)
-    if seconds is not None:
-        hours, source = seconds * steps.steps / 3600, f"at the speed of the run in {folder} until now"
-    time = translated(describe_hours((hours, hours)))
-    error_console().print(f"time: {time} for all {steps.steps:,} steps, {translated(source)}", soft_wrap=True)
-    run = rate_facts(
-        steps.parameters.at_start, vocab_size=steps.vocab_size, rows=steps.share.micro_batch_size,
-        processes=steps.processes,
-    )  # fmt: skip
-    KeptRates().keep(machine_facts(steps.processes), run, Probed(steps.rate, "a dry run of it"))
 
 
 def _visible_gpus() -> int:

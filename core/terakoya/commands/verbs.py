@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from terakoya import Command, Group, hookimpl
 from terakoya.commands import (
     demo,
-    estimate,
     export,
     import_checkpoint,
-    init,
     plugins,
     prepare,
     run,
@@ -30,9 +28,6 @@ from terakoya.commands.tokenizer import count as tokenizer_count
 def register_commands() -> Mapping[str, Command | Group]:
     return {
         "demo": Command(demo.command, "terakoya demo --out work/demo"),
-        "init": Command(
-            init.command, "terakoya init wiki.jsonl.gz books/ --family encoder --goal model --gpu h100 --hours 24"
-        ),
         "run": Command(run.command, "terakoya run pipeline.json"),
         "tokenizer": Group("Train, import and inspect tokenizers."),
         "tokenizer train": Command(
@@ -57,7 +52,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         "store": Group("Inspect, check, import, merge, split and export token stores."),
         "store info": Command(store.info, "terakoya store info work/store"),
         "store count": Command(store.count, "terakoya store count work/store work/store.val"),
-        "estimate": Command(estimate.command, "terakoya estimate bert_ja --vocab-size 32768 --gpus 8 --device h100"),
         "train": Command(train.command, "terakoya train bert_ja --out work/run --set max_steps=100000"),
         "status": Command(status.command, "terakoya status work/run --watch"),
         "save": Command(save.command, "terakoya save work/run"),

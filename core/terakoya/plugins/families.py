@@ -66,13 +66,13 @@ FAMILIES: dict[str, Family] = {
             "prepare --set",
         ),
         components=("launchers grid_engine", "launchers pbs", "launchers sagemaker"),
-        needs=("launch", "parallel"),
+        needs=("launch", "parallel", "planning"),
     ),
     "compare": Family(verbs=("compare",), needs=("evaluation",)),
     "corpus": Family(verbs=("corpus", "corpus report")),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(verbs=("tokenizer extend",), keys=("start_from.grow", "start_from.vocabulary")),
-    "continuation": Family(verbs=("init --from", "init --replay", "init --replay-share")),
+    "continuation": Family(verbs=("init --from", "init --replay", "init --replay-share"), needs=("planning",)),
     "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),
     "evaluation": Family(verbs=("evaluate",), functions={"evaluate": "terakoya_evaluation.evaluate"}),
     "filters": Family(
@@ -107,6 +107,9 @@ FAMILIES: dict[str, Family] = {
         components=("events accelerate_requests", "launchers hosts", "launchers local", "launchers slurm"),
     ),
     "parallel": Family(engines=("ddp", "deepspeed", "fsdp")),
+    "planning": Family(
+        verbs=("estimate", "init", "train --dry-run"), functions={"estimate": "terakoya_planning.estimate"}
+    ),
     "places": Family(places=("*",)),
     "quality": Family(
         verbs=(

@@ -31,10 +31,10 @@ def estimate(
     if gpus is None:
         verb(**arguments)
         return
-    from terakoya.commands.estimate import estimate_run, show, suggest_next
-    from terakoya.estimation.estimate import with_speed
-    from terakoya.estimation.speed import Speed
     from terakoya_clusters.layouts.find_layouts import find_layouts
+    from terakoya_planning.commands.estimate import estimate_run, show, suggest_next
+    from terakoya_planning.estimate import with_speed
+    from terakoya_planning.speed import Speed
 
     request = arguments["request"]
     if request.processes is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from terakoya.errors import UserError, nearest
-from terakoya.estimation.devices import GIB
+from terakoya_planning.devices import GIB
 
 Recomputation = Literal["full", "selective"]
 """What a backward recomputes: `Parameters.activation_checkpointing`."""

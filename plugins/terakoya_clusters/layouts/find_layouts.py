@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.config.parameters import Parameters
-from terakoya.estimation import devices
 from terakoya.estimation.model_check import check_model
-from terakoya.estimation.synthetic_rows import row_statistics
 from terakoya_clusters.layouts.cluster import GPUS, Cluster, find_gpu
 from terakoya_clusters.layouts.measured_model import measure_transformer
 from terakoya_clusters.layouts.suggest import USABLE, Suggestion, batch_size_for, own_memory, suggest
+from terakoya_planning import devices
+from terakoya_planning.row_statistics import row_statistics
 
 DEFAULT_GPU = "h100"
 """The GPU to assume where this machine has none and none is named."""

@@ -13,9 +13,9 @@ import typer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
-    from terakoya.commands.init import Options
     from terakoya_continuation.plan import Source, Vocabulary
     from terakoya_continuation.published import PublishedModel
+    from terakoya_planning.commands.init import Options
 
 REPLAY_SHARE = 0.2
 
@@ -54,13 +54,13 @@ def _continue(options: Options, name: str, replay: Sequence[str], share: float |
     from terakoya.commands.guidance import next_command
     from terakoya.config.parameters import Parameters
     from terakoya.estimation.model_check import check_model, check_start
-    from terakoya.launch.measuring import measure_here
     from terakoya.log import console, error_console, translated
-    from terakoya.pipeline.choosing import find_machine
-    from terakoya.pipeline.new_pipeline import render
     from terakoya.pipeline.settings import Pipeline, read_pipeline
     from terakoya_continuation import plan
     from terakoya_continuation.published import read_model
+    from terakoya_planning.choosing import find_machine
+    from terakoya_planning.measuring import measure_here
+    from terakoya_planning.new_pipeline import render
 
     out, work = options.out, options.work / "continued"
     tokenizer = work / "tokenizer"
@@ -123,9 +123,9 @@ def _refuse_choices(options: Options, replay: Sequence[str], share: float | None
 
 def _count(vocabulary: Vocabulary, files: Sequence[str], field: str | None, **how: Any) -> Source:
     """Looks at a corpus, and counts the tokens that the run's tokenizer makes of it."""
-    from terakoya.pipeline.corpus_facts import look_at
     from terakoya_continuation.fit import measure_fit, sample_texts
     from terakoya_continuation.plan import Source
+    from terakoya_planning.corpus_facts import look_at
 
     source = Source(files, look_at(files, field=field, **how), 0)
     rate = measure_fit(vocabulary.folder, sample_texts(source.corpus(**how))).rate
@@ -138,9 +138,9 @@ def _fit_vocabulary(
     """Looks at the text of the field, and decides whether the model gets more pieces for it, whose tokenizer is then
     in the folder `new`."""
     from terakoya import plugins
-    from terakoya.pipeline.corpus_facts import look_at
     from terakoya_continuation import plan
     from terakoya_continuation.fit import measure_fit, sample_texts
+    from terakoya_planning.corpus_facts import look_at
 
     facts = look_at(files, field=field, **how)
     source = plan.Source(files, facts, 0)

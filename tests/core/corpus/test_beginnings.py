@@ -14,11 +14,11 @@ from terakoya.corpus.beginnings import check_beginnings, find_separator
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
-from terakoya.pipeline.corpus_facts import look_at
 from terakoya.preparation.prepare import prepare
 from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import train_tokenizer
 from terakoya_contract.toy import make_tokenizer
+from terakoya_planning.corpus_facts import look_at
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from terakoya.corpus import text_formats
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.samples import read_samples
-from terakoya.pipeline.corpus_facts import look_at
+from terakoya_planning.corpus_facts import look_at
 
 
 def lengths(seed: int, count: int) -> list[str]:

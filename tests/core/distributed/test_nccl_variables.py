@@ -19,8 +19,8 @@ from terakoya.config.nccl import Nccl
 from terakoya.config.parameters import Parameters
 from terakoya.distributed import gpu_allocator, nccl_algorithms
 from terakoya.errors import UserError
-from terakoya.estimation import dry_run
 from terakoya.training import setup
+from terakoya_planning import dry_run
 
 SHOW = """\
 import json, os

@@ -14,9 +14,10 @@ from torch import nn
 from terakoya.config.parameters import Parameters
 from terakoya.estimation.fake_step import BACKWARD, FORWARD, LATE_BACKWARD, fake_tensors, model_sizes, simulate_step
 from terakoya.estimation.memory_tracker import SCRATCH
-from terakoya.estimation.synthetic_rows import row_statistics, synthetic_vocabulary
+from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
+from terakoya_planning.row_statistics import row_statistics
 
 PRESETS = Path(__file__).resolve().parents[3] / "parameters"
 VOCABULARY = synthetic_vocabulary(100, 32)

@@ -142,7 +142,7 @@ def test_training_names_what_the_first_row_finds(
 
 
 def test_estimate_names_what_the_first_row_finds(store: Path) -> None:
-    from terakoya.estimation.estimate import estimate
+    from terakoya_planning.estimate import estimate
 
     raw = toy.parameters(store, architecture={**MODERN, "hidden_size": 12})
     with pytest.raises(UserError, match=r"num_attention_heads: .* such as 3, got 4"):

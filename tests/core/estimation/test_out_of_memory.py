@@ -19,7 +19,7 @@ from terakoya.estimation.out_of_memory import is_out_of_memory, remedies, reques
 
 PROGRAM = """
 import resource, sys
-import terakoya.estimation.estimate, terakoya.training.setup
+import terakoya_planning.estimate, terakoya.training.setup
 from terakoya.commands.main import main
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (3 << 26), size + (3 << 26)))

@@ -22,7 +22,6 @@ from terakoya.config.presets import presets_folder
 from terakoya.conversion.export import export
 from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
-from terakoya.estimation.phases import estimate_phases, whole_run
 from terakoya.rows.stores import Stores
 from terakoya.runs import status
 from terakoya.training.batches import BatchMaker
@@ -32,6 +31,7 @@ from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import train_in_this_process
 from terakoya_forks.fork import fork
+from terakoya_planning.phases import estimate_phases, whole_run
 
 MODEL = {
     "type": "modernbert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

@@ -19,12 +19,12 @@ from terakoya.distributed.context import connect
 from terakoya.distributed.local_rendezvous import local_rendezvous
 from terakoya.distributed.topology import LaunchInfo
 from terakoya.errors import RankLostError, UserError
-from terakoya.estimation import dry_run as dry
 from terakoya.runs.folder import held_bytes
 from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model import compilation
 from terakoya.training.setup import StartOptions, train_in_this_process
 from terakoya_forks.fork import fork
+from terakoya_planning import dry_run as dry
 
 GPT2 = {
     "type": "gpt2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32,

@@ -10,11 +10,11 @@ import toy
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.dry_run import dry_run
-from terakoya.estimation.estimate import estimate
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.training.resuming.before_torch import check_start
 from terakoya.training.setup import train_in_this_process
+from terakoya_planning.dry_run import dry_run
+from terakoya_planning.estimate import estimate
 
 
 def read(store: Path, **changes: Any) -> Parameters:

@@ -15,7 +15,6 @@ from terakoya.commands.main import build_app
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.devices import GIB
 from terakoya.estimation.fake_step import BACKWARD, FORWARD, LATE_BACKWARD, STEP, Simulation
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya_clusters.layouts.cluster import Cluster, find_gpu
@@ -23,6 +22,7 @@ from terakoya_clusters.layouts.find_layouts import find_layouts
 from terakoya_clusters.layouts.measured_model import measure_transformer
 from terakoya_clusters.layouts.suggest import USABLE, batch_size_for, candidates, own_memory, refusal_reason, suggest
 from terakoya_clusters.layouts.transformer import Transformer
+from terakoya_planning.devices import GIB
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 pytestmark = pytest.mark.usefixtures("remembered_steps")

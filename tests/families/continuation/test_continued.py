@@ -19,13 +19,13 @@ from terakoya.components import Progress
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.estimation.devices import find_device
 from terakoya.json_settings import read_settings
-from terakoya.pipeline import choosing
-from terakoya.pipeline.choosing import Machine
 from terakoya.pipeline.settings import read_pipeline
 from terakoya.runs import metrics
 from terakoya_continuation import plan
+from terakoya_planning import choosing
+from terakoya_planning.choosing import Machine
+from terakoya_planning.devices import find_device
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 GENERAL = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
@@ -154,7 +154,7 @@ def test_bad_input_is_refused(here: Path) -> None:
 
 
 def test_few_documents_are_held_out_from_the_end() -> None:
-    from terakoya.pipeline.corpus_facts import CorpusFacts
+    from terakoya_planning.corpus_facts import CorpusFacts
 
     facts = CorpusFacts(1, ("txt",), 100, "text", "line", 5000, 40, "ja", 0.9)
     few = plan.Source(["a.txt"], facts, 3000).entry()

@@ -23,9 +23,6 @@ from tool_modules import load_tool
 from toy import make_store
 
 from terakoya import log
-from terakoya.estimation.devices import find_device
-from terakoya.pipeline import choosing
-from terakoya.pipeline.choosing import Machine
 from terakoya.pipeline.settings import read_pipeline
 from terakoya.plugins import registry
 from terakoya.training.screen import StepTable, progress_bar, step_cells, validation_lines
@@ -33,6 +30,9 @@ from terakoya_contract.toy import make_tokenizer
 from terakoya_japanese.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue
 from terakoya_japanese.lines import wrap
 from terakoya_japanese.translate import Translator, translator
+from terakoya_planning import choosing
+from terakoya_planning.choosing import Machine
+from terakoya_planning.devices import find_device
 
 ROOT = Path(__file__).resolve().parents[3]
 KANA = re.compile("[ぁ-んァ-ヶ一-龠]")

@@ -13,9 +13,9 @@ from selection import at_night
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.estimate import estimate
 from terakoya.training.setup import train_in_this_process
 from terakoya_memory import host_activations
+from terakoya_planning.estimate import estimate
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
 

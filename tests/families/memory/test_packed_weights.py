@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.estimation.estimate import estimate
 from terakoya.training.setup import train_in_this_process
+from terakoya_planning.estimate import estimate
 
 pytestmark = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 

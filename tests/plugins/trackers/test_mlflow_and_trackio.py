@@ -17,9 +17,9 @@ import toy
 from terakoya.components import Tracker
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.dry_run import dry_run
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import StartOptions
+from terakoya_planning.dry_run import dry_run
 from terakoya_plugins.trackers.mlflow import Mlflow
 from terakoya_plugins.trackers.trackio import Trackio
 

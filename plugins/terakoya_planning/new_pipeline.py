@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.config.presets import presets_folder
-from terakoya.estimation.speed import describe_hours
 from terakoya.json_settings import read_settings
 from terakoya.log import lines_of, plural, translated
-from terakoya.pipeline.choosing import (
+from terakoya_planning.choosing import (
     LEAST_STEPS,
     LEAST_STEPS_BETWEEN,
     PASSES,
@@ -22,7 +21,8 @@ from terakoya.pipeline.choosing import (
     Recipe,
     describe_preset,
 )
-from terakoya.pipeline.corpus_facts import CorpusFacts
+from terakoya_planning.corpus_facts import CorpusFacts
+from terakoya_planning.speed import describe_hours
 
 WIDTH = 110
 HELD_OUT_DOCUMENTS = 200

@@ -8,8 +8,8 @@ from typing import Any
 
 from terakoya.config.parameters import Parameters
 from terakoya.config.phase_plan import PhaseSpan, plan_phases
-from terakoya.estimation.estimate import Estimate, estimate
-from terakoya.estimation.synthetic_rows import row_statistics
+from terakoya_planning.estimate import Estimate, estimate
+from terakoya_planning.row_statistics import row_statistics
 
 
 @dataclass(frozen=True)

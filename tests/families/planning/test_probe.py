@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import connect
 from terakoya.distributed.topology import LaunchInfo
-from terakoya.estimation import probe as probing
-from terakoya.estimation.probe import SECONDS, Probed, Sample, Timed, find_rate, probe
-from terakoya.estimation.step_rate import LEAST_STEPS, StepRate
 from terakoya.training.setup import build_trainer
 from terakoya.training.trainer import Trainer
+from terakoya_planning import probe as probing
+from terakoya_planning.probe import SECONDS, Probed, Sample, Timed, find_rate, probe
+from terakoya_planning.step_rate import LEAST_STEPS, StepRate
 
 
 class Machine:

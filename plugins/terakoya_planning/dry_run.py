@@ -13,7 +13,6 @@ from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
-from terakoya.estimation.step_rate import StepRate, time_steps
 from terakoya.log import new_console
 from terakoya.runs.folder import free_bytes, held_bytes
 from terakoya.training.model.compilation import explain_compile_errors
@@ -24,6 +23,7 @@ from terakoya.training.saving import choose_saved_models
 from terakoya.training.setup import build_trainer
 from terakoya.training.start.meeting import DEFAULTS, StartOptions, meet
 from terakoya.training.trainer import Trainer
+from terakoya_planning.step_rate import StepRate, time_steps
 
 TIMED_SECONDS = 10.0
 """A first step that takes longer is the only one of its phase; otherwise others are timed for a quarter of this."""

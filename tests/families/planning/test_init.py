@@ -17,23 +17,23 @@ import torch
 from selection import at_night
 from typer.testing import CliRunner
 
-from terakoya.commands import init
 from terakoya.commands.main import build_app
 from terakoya.components import Progress
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import preset_names, presets_folder
 from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
-from terakoya.estimation.devices import find_device
 from terakoya.estimation.fake_step import number_of_layers
-from terakoya.estimation.speed import Speed
 from terakoya.json_settings import read_settings
-from terakoya.pipeline import choosing
-from terakoya.pipeline.choosing import FAMILIES, PAPERS, Machine, choose, choose_vocabulary, find_machine, find_recipe
-from terakoya.pipeline.corpus_facts import look_at
-from terakoya.pipeline.new_pipeline import make_tokenizer, render
 from terakoya.pipeline.settings import read_pipeline
 from terakoya.store.subset import document_ranges
+from terakoya_planning import choosing
+from terakoya_planning.choosing import FAMILIES, PAPERS, Machine, choose, choose_vocabulary, find_machine, find_recipe
+from terakoya_planning.commands import init
+from terakoya_planning.corpus_facts import look_at
+from terakoya_planning.devices import find_device
+from terakoya_planning.new_pipeline import make_tokenizer, render
+from terakoya_planning.speed import Speed
 
 JAPANESE = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
 ENGLISH = "The quick brown fox jumps over the lazy dog and runs away. "

@@ -20,8 +20,8 @@ from selection import at_night, wanted
 from terakoya.config.parameters import Parameters
 from terakoya.estimation import fake_step
 from terakoya.estimation.engine_memory import Sharding, memory_per_process, offloaded_memory
-from terakoya.estimation.estimate import estimate, first_rank_batch
 from terakoya.store.token_store import TokenStore
+from terakoya_planning.estimate import estimate, first_rank_batch
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 STAGES: dict[str, dict[str, Any]] = {

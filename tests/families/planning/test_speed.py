@@ -11,11 +11,11 @@ import toy
 
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.topology import RankBatch, host_name
-from terakoya.estimation.devices import find_device
-from terakoya.estimation.kept_rates import KeptRates, machine_facts, rate_facts, seconds_of_run
-from terakoya.estimation.probe import Probed
-from terakoya.estimation.speed import SEEN_SHARES, card_rates, describe_hours, measured_speed, planned_speed
-from terakoya.estimation.step_rate import StepRate
+from terakoya_planning.devices import find_device
+from terakoya_planning.kept_rates import KeptRates, machine_facts, rate_facts, seconds_of_run
+from terakoya_planning.probe import Probed
+from terakoya_planning.speed import SEEN_SHARES, card_rates, describe_hours, measured_speed, planned_speed
+from terakoya_planning.step_rate import StepRate
 
 SHARE = RankBatch(0, 32, 8, 4, 32)
 PROBED = Probed(StepRate(0.5, 0.25, 0.125), "the whole model")

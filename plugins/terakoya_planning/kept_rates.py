@@ -17,13 +17,13 @@ from terakoya.atomic_files import write_text
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.topology import host_name
 from terakoya.errors import FileError, UserError
-from terakoya.estimation.probe import Probed
-from terakoya.estimation.step_rate import StepRate
 from terakoya.process_pool import available_cores
 from terakoya.runs import metrics
 from terakoya.runs.files import read_object
 from terakoya.toolkit.fast_products import describe_processor
 from terakoya.version import __version__
+from terakoya_planning.probe import Probed
+from terakoya_planning.step_rate import StepRate
 
 WITHOUT_EFFECT = (
     "batch_size", "checkpoint", "data", "epochs", "evaluation", "events", "logging_steps", "loss_scaling",

@@ -18,9 +18,9 @@ from terakoya.config.parameters import Parameters
 from terakoya.config.presets import presets_folder
 from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
-from terakoya.estimation.devices import Device
-from terakoya.estimation.kept_rates import rate_facts
-from terakoya.estimation.probe import Probed
+from terakoya_planning.devices import Device
+from terakoya_planning.kept_rates import rate_facts
+from terakoya_planning.probe import Probed
 
 Source = Literal["run", "probe", "card", "range", "given", "formulas"]
 """Where a speed is from: an earlier run, steps that were timed here, a card's results, the shares of the peak that

@@ -93,11 +93,11 @@ def command(options: Options) -> None:
     or hours are left open. Reads samples of the corpus, and takes steps of models that may fit the hours.
     """
     from terakoya.atomic_files import check_writable, write_text
-    from terakoya.launch.measuring import measure_here
-    from terakoya.pipeline.choosing import choose, choose_vocabulary, count_tokens, find_machine, find_recipe
-    from terakoya.pipeline.corpus_facts import look_at
-    from terakoya.pipeline.new_pipeline import held_out_share, make_pipeline, render
     from terakoya.pipeline.settings import Pipeline, read_pipeline
+    from terakoya_planning.choosing import choose, choose_vocabulary, count_tokens, find_machine, find_recipe
+    from terakoya_planning.corpus_facts import look_at
+    from terakoya_planning.measuring import measure_here
+    from terakoya_planning.new_pipeline import held_out_share, make_pipeline, render
 
     corpus, family, goal, gpu, hours = options.corpus, options.family, options.goal, options.gpu, options.hours
     out = options.out

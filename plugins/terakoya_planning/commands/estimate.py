@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from terakoya.config.parameters import Parameters
-    from terakoya.estimation.estimate import Estimate
-    from terakoya.estimation.phases import PhaseEstimate
+    from terakoya_planning.estimate import Estimate
+    from terakoya_planning.phases import PhaseEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +91,11 @@ class Answer:
 def estimate_run(request: Request) -> Answer:
     """Returns the estimate. Raises UserError for wrong parameters, and for a --run that is of others."""
     from terakoya.config.parameters import Parameters
-    from terakoya.estimation.estimate import estimate, with_speed
-    from terakoya.estimation.kept_rates import LEAST_STEPS_OF_RUN, seconds_of_run
-    from terakoya.estimation.phases import estimate_phases, whole_run
-    from terakoya.estimation.speed import speed_of_run
-    from terakoya.launch.measuring import measure_here
+    from terakoya_planning.estimate import estimate, with_speed
+    from terakoya_planning.kept_rates import LEAST_STEPS_OF_RUN, seconds_of_run
+    from terakoya_planning.measuring import measure_here
+    from terakoya_planning.phases import estimate_phases, whole_run
+    from terakoya_planning.speed import speed_of_run
 
     loaded = Parameters.load(
         request.parameters, tuple(request.set_ or ()), nodes=request.nodes, assumed_nodes=request.assumed_nodes
@@ -172,7 +172,7 @@ def _model_table(estimated: Estimate) -> Table:
 
 
 def _phase_table(phases: Sequence[PhaseEstimate]) -> Table:
-    from terakoya.estimation.speed import describe_hours
+    from terakoya_planning.speed import describe_hours
 
     table = _table("phases", "steps", "rows a step", "memory", "time")
     for number, phase in enumerate(phases, 1):
@@ -211,7 +211,7 @@ def _memory_table(estimated: Estimate) -> Table:
 
 
 def _other_lines(estimated: Estimate) -> list[str]:
-    from terakoya.estimation.speed import describe_hours
+    from terakoya_planning.speed import describe_hours
 
     state, model = estimated.checkpoint["state"], estimated.checkpoint["model"]
     lines = [

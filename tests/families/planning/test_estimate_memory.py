@@ -17,11 +17,11 @@ from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import connect
 from terakoya.distributed.topology import LaunchInfo
 from terakoya.estimation import fake_step
-from terakoya.estimation.estimate import estimate
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.rows.stores import Stores
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
+from terakoya_planning.estimate import estimate
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 

@@ -22,8 +22,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
 from terakoya.estimation.fake_step import number_of_layers, with_depth
-from terakoya.estimation.step_rate import LEAST_STEPS, StepRate, time_steps
-from terakoya.estimation.synthetic_rows import ONE_A_ROW, synthetic_vocabulary
+from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.rows.stores import Stores
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
@@ -32,6 +31,8 @@ from terakoya.training.model import determinism
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer, free_memory
 from terakoya.training.trainer import Trainer
+from terakoya_planning.row_statistics import ONE_A_ROW
+from terakoya_planning.step_rate import LEAST_STEPS, StepRate, time_steps
 
 SECONDS = 20.0
 """How long a probe may take, about: no further step is begun that would end later."""

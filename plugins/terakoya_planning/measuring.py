@@ -17,12 +17,12 @@ from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import connect
 from terakoya.distributed.topology import LaunchInfo, RankBatch
 from terakoya.errors import UserError
-from terakoya.estimation.kept_rates import KeptRates, machine_facts, rate_facts
-from terakoya.estimation.probe import SECONDS, Probed, probe
-from terakoya.estimation.speed import Speed, measured_speed
-from terakoya.estimation.step_rate import StepRate
 from terakoya.launch.local import run_processes
 from terakoya.process_pool import available_cores
+from terakoya_planning.kept_rates import KeptRates, machine_facts, rate_facts
+from terakoya_planning.probe import SECONDS, Probed, probe
+from terakoya_planning.speed import Speed, measured_speed
+from terakoya_planning.step_rate import StepRate
 
 START_SECONDS = 8.0
 """What several processes take of a probe's time to start and to import torch, about."""
@@ -90,7 +90,7 @@ def _probe_in_this_process(
 
 
 def main() -> None:
-    """One of several processes that take steps together: `python -m terakoya.launch.measuring QUESTION ANSWER`."""
+    """One of several processes that take steps together: `python -m terakoya_planning.measuring QUESTION ANSWER`."""
     question, answer = map(Path, sys.argv[1:])
     raw, vocab_size, rows, micro_steps = json.loads(question.read_bytes())
     parameters = Parameters.from_dict(raw, source=question.name)

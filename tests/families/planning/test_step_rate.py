@@ -12,10 +12,10 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import connect
 from terakoya.distributed.topology import LaunchInfo
-from terakoya.estimation.step_rate import LEAST_STEPS, StepRate, time_steps
 from terakoya.rows.stores import Stores
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
+from terakoya_planning.step_rate import LEAST_STEPS, StepRate, time_steps
 
 
 class Clock:

@@ -1,0 +1,1 @@
+"""The verbs `terakoya init` and `terakoya estimate`, and the option `--dry-run` of `train`."""
