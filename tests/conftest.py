@@ -256,7 +256,7 @@ def validation_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def remembered_steps() -> Iterator[None]:
     """Simulates each step of an estimate once for a file whose tests ask for the same ones again and again."""
-    from terakoya.estimation import fake_step
+    from terakoya_planning import fake_step
 
     simulate, known = fake_step._simulate, {}
 

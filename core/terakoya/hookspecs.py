@@ -254,7 +254,8 @@ def register_watches() -> Mapping[str, Callable[..., Any]]:
     `training.run.Run` and its `training.batches.BatchMaker`, and returns a `training.watches.StepTimer` or a
     `training.step_health.StepJudge`. As "ranks" what watches its processes: from a `distributed.topology`'s
     `Topology`, this rank, the timeout in seconds and a text that only these processes share, a
-    `distributed.rank_watch.RankWatch`."""
+    `distributed.rank_watch.RankWatch`. As "memory" what explains that it ran out: from the parameters, the vocabulary
+    and a `DistributedContext`, a context manager, which is open while the run is built and trained."""
 
 
 # -------------------------------------------------------------------------------------------------------- events

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from terakoya.atomic_files import check_writable, write_text
+from terakoya.checking.model_errors import explain_model_errors
 from terakoya.config.parameters import Parameters, changed_keys
 from terakoya.errors import Stopped, UserError
-from terakoya.estimation.model_errors import explain_model_errors
 from terakoya.inference.loading import find_device
 from terakoya.json_settings import read_json
 from terakoya.log import error_console

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from terakoya.config.deepspeed import PERSISTENCE_THRESHOLD, merge_configs
+from terakoya.config.deepspeed import BUCKET, PERSISTENCE_THRESHOLD, merge_configs
 from terakoya.errors import import_extra
-from terakoya.estimation.engine_memory import BUCKET
 from terakoya.training.engines.inputs import EngineInputs
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from terakoya import Command, hookimpl
+
+if TYPE_CHECKING:
+    from terakoya.components.vocabulary import Vocabulary
+    from terakoya.config.parameters import Parameters
+    from terakoya.distributed.context import DistributedContext
 
 
 @hookimpl
@@ -26,3 +33,17 @@ def register_options() -> Mapping[str, Callable[..., None]]:
     from terakoya_planning.commands import dry_run
 
     return {"train": dry_run.train}
+
+
+@hookimpl
+def register_watches() -> Mapping[str, Callable[..., Any]]:
+    """Adds advice where memory runs out."""
+    return {"memory": _explain}
+
+
+def _explain(
+    parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
+) -> AbstractContextManager[None]:
+    from terakoya_planning.out_of_memory import explain_allocation_errors
+
+    return explain_allocation_errors(parameters, vocabulary, context)

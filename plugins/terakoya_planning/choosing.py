@@ -14,12 +14,12 @@ import torch
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import presets_folder, read_preset
 from terakoya.errors import UserError, nearest
-from terakoya.estimation.fake_step import model_sizes
 from terakoya.json_settings import read_settings
 from terakoya.toolkit.fast_products import Precision
 from terakoya_planning import devices
 from terakoya_planning.devices import Device
 from terakoya_planning.estimate import Estimate, Measure, estimate, first_rank_batch, with_speed
+from terakoya_planning.fake_step import model_sizes
 from terakoya_planning.row_statistics import row_statistics
 from terakoya_planning.speed import FORWARD_SHARE, Speed, planned_speed
 

@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from terakoya.checking.model_check import check_model
 from terakoya.config import batch_table
 from terakoya.config.conflicts import takes_cuda_graphs
 from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.distributed.topology import ProcessInfo, RankBatch, Topology, rank_batches
 from terakoya.errors import UserError
-from terakoya.estimation.fake_step import ModelSizes, model_sizes
-from terakoya.estimation.model_check import check_model
-from terakoya.estimation.step_memory import Memory, measure
 from terakoya_planning import devices
 from terakoya_planning.devices import Device
+from terakoya_planning.fake_step import ModelSizes, model_sizes
 from terakoya_planning.row_statistics import RowStatistics, row_statistics
 from terakoya_planning.speed import Speed, planned_speed
+from terakoya_planning.step_memory import Memory, measure
 
 Measure = Callable[[Parameters, int, RankBatch, int], Speed | None]
 """Measures the speed of a run on this machine: of the parameters, the size of the vocabulary, the rows of the first

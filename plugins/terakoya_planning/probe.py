@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from terakoya.checking.fake_tensors import number_of_layers, with_depth
+from terakoya.checking.synthetic_rows import synthetic_vocabulary
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
-from terakoya.estimation.fake_step import number_of_layers, with_depth
-from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.rows.stores import Stores
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store

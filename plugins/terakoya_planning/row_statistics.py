@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from terakoya.checking.synthetic_rows import synthetic_vocabulary
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.data import Data
 from terakoya.errors import UserError
-from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.places import is_local
 from terakoya.store.token_store import TokenStore, open_store
 

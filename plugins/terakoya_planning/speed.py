@@ -85,7 +85,7 @@ class CardRate:
 @cache
 def card_rates() -> tuple[CardRate, ...]:
     """Returns what was measured on cards, from `cards.csv`, which `tools/gpu/measured.py` writes."""
-    text = files("terakoya.estimation").joinpath("cards.csv").read_text(encoding="utf-8")
+    text = files("terakoya_planning").joinpath("cards.csv").read_text(encoding="utf-8")
     return tuple(
         CardRate(
             row["card"], row["preset"], int(row["rows"]), int(row["length"]), row["precision"],

@@ -1,4 +1,4 @@
-"""Further toy stores that tests of training, estimation and commands use."""
+"""Further toy stores that tests of training, planning and commands use."""
 
 import os
 import subprocess

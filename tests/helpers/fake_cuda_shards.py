@@ -16,11 +16,11 @@ import torch.distributed as dist
 import torch.distributed._tools.fake_collectives  # torch's collectives on tensors without data
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from terakoya.checking.synthetic_rows import full_rows
 from terakoya.components import ModuleBuild
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
 from terakoya.distributed.topology import ProcessInfo, Topology
-from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.training.batches import to_device
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine

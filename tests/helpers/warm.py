@@ -15,9 +15,9 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import terakoya_plugins
+from terakoya.checking.model_errors import check_model
 from terakoya.commands.main import command_line
 from terakoya.config.parameters import Parameters
-from terakoya.estimation.model_errors import check_model
 from terakoya.plugins import loading
 from terakoya.toolkit.formats.model_folder import silence_logging
 

@@ -20,8 +20,8 @@ from settings import Case, Measurement, Settings
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.out_of_memory import explain_allocation_errors
 from terakoya_planning.estimate import estimate
+from terakoya_planning.out_of_memory import explain_allocation_errors
 
 STRAIGHT, STOPPED, PLAIN = "straight", "resumed", "compiled"
 """Folders: the run that is not stopped, the one that is, and the one without CUDA graphs."""

@@ -1,5 +1,5 @@
 """Writes what was measured on GPUs into docs/explanation/measured.md and .ja.md, and the rates that `terakoya estimate`
-and `init` take into core/terakoya/estimation/cards.csv: python tools/gpu/measured.py
+and `init` take into plugins/terakoya_planning/cards.csv: python tools/gpu/measured.py
 
 Each folder tools/gpu/results/CARD-DATE/ holds the `hour.jsonl` that tools/gpu/hour.py wrote on that card. The section
 between the markers of both pages is made from them alone; a test compares it with what this program writes.
@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tools" / "gpu" / "results"
 FILE = "hour.jsonl"
-CARDS = ROOT / "core" / "terakoya" / "estimation" / "cards.csv"
+CARDS = ROOT / "plugins" / "terakoya_planning" / "cards.csv"
 CARD_COLUMNS = (
     "card", "preset", "rows", "length", "precision", "deterministic", "cuda_graphs", "tokens_per_second",
     "flops_per_token", "source",

@@ -1,4 +1,4 @@
-"""Compares the formulas of `terakoya.estimation` with all published runs; prints their errors as Markdown tables.
+"""Compares the formulas of `terakoya_planning` with all published runs; prints their errors as Markdown tables.
 
     python tools/simulation/check.py            by source and device
     python tools/simulation/check.py --all      and every run

@@ -1,4 +1,4 @@
-"""Published speeds of training on many GPUs, and the predictions of `terakoya.estimation` for the same runs.
+"""Published speeds of training on many GPUs, and the predictions of `terakoya_planning` for the same runs.
 
 `published.csv` holds one run per line, as its publishers describe it: tokens per second and GPU, and GiB of memory
 where published. Runs in fp8 are left out, because the formulas do not cover them. Sources:

@@ -104,7 +104,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
             if count > 1:
                 raise typer.Exit(_start_processes(count, stop))
         with imports():
-            from terakoya.estimation.model_errors import explain_model_errors
+            from terakoya.checking.model_errors import explain_model_errors
             from terakoya.training.setup import StartOptions, train_in_this_process
 
         start = StartOptions(

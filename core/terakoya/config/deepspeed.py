@@ -59,6 +59,9 @@ CHANGES_TRAINING = frozenset(
 OFFLOAD_OPTIMIZER, OFFLOAD_PARAM = "offload_optimizer", "offload_param"
 OFFLOADS = (OFFLOAD_OPTIMIZER, OFFLOAD_PARAM)
 KEY = "parallel.deepspeed_config"
+BUCKET = 500_000_000
+"""Elements of DeepSpeed's buffer for gradients by its own default (`reduce_bucket_size`, and stage 0's
+`MEMORY_OPT_ALLREDUCE_SIZE`). It is allocated whole; a buffer for all gradients is enough where they are fewer."""
 PERSISTENCE_THRESHOLD = 100_000
 """Stage 3 keeps parameters of fewer elements than this whole on every process; DeepSpeed's own default."""
 

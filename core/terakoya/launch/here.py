@@ -57,8 +57,8 @@ def train(
     place = place_of(out)
     folder = place.work_folder(work_folder)
     with imports():
+        from terakoya.checking.model_errors import explain_model_errors
         from terakoya.config.parameters import Parameters
-        from terakoya.estimation.model_errors import explain_model_errors
         from terakoya.plugins import listening
         from terakoya.training.setup import StartOptions, train_in_this_process
 

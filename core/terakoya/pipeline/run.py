@@ -103,7 +103,7 @@ class _Plan:
     def _check_training(self, parameters: Parameters) -> None:
         """Raises UserError where the last stages would refuse `parameters`: the model its sizes, the objective the
         stores."""
-        from terakoya.estimation.model_check import check_model, check_start
+        from terakoya.checking.model_check import check_model, check_start
 
         pipeline, layout = self.pipeline, parameters.objective.row_layout().kind
         if layout in ("lines", "pairs") and pipeline.unit != "line":
@@ -152,7 +152,7 @@ class _Plan:
 
     def _vocabulary(self, sequence_length: int) -> Vocabulary:
         """Returns the vocabulary of the stores, as far as it is known before they are made."""
-        from terakoya.estimation.synthetic_rows import synthetic_vocabulary
+        from terakoya.checking.synthetic_rows import synthetic_vocabulary
 
         pipeline, folder = self.pipeline, self.pipeline.tokenizer_folder
         if pipeline.tokenizer is None:
@@ -254,7 +254,7 @@ class _Plan:
     def _train(self) -> Mapping[str, Any]:
         import torch
 
-        from terakoya.estimation.model_errors import explain_model_errors
+        from terakoya.checking.model_errors import explain_model_errors
         from terakoya.training.setup import StartOptions, train_in_this_process
 
         pipeline, processes = self.pipeline, self._training_processes

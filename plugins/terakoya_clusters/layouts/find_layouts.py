@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from terakoya.checking.model_check import check_model
 from terakoya.config.parameters import Parameters
-from terakoya.estimation.model_check import check_model
 from terakoya_clusters.layouts.cluster import GPUS, Cluster, find_gpu
 from terakoya_clusters.layouts.measured_model import measure_transformer
 from terakoya_clusters.layouts.suggest import USABLE, Suggestion, batch_size_for, own_memory, suggest

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor, nn
 
+from terakoya.checking.fake_tensors import KnownValues, fake_tensors, with_depth
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation import fake_step
-from terakoya.estimation.engine_memory import FLOAT16, FLOAT32
-from terakoya.estimation.memory_tracker import CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 from terakoya_clusters.layouts.cluster import Recomputation
 from terakoya_clusters.layouts.transformer import Shares, Transformer
 from terakoya_parallel.tensor_layers import TensorDivision, TensorParallelGroup, partition_blocks
+from terakoya_planning import fake_step
+from terakoya_planning.engine_memory import FLOAT16, FLOAT32
+from terakoya_planning.memory_tracker import CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,7 +61,7 @@ def measure_transformer(
     _check(parameters, config)
     if parameters.precision == "fp8":  # keeps what autocast keeps in bf16: what layers read, before it is cast
         parameters = parameters.model_copy(update={"precision": "bf16", "autocast": True})
-    with fake_step.fake_tensors(vocabulary):
+    with fake_tensors(KnownValues):
         module = parameters.objective.build(architecture, vocabulary)
         models = parameters.objective.exports(module).values()
         model = max(models, key=lambda each: sum(weight.numel() for weight in each.base_model.parameters()))
@@ -106,7 +107,7 @@ def _check(parameters: Parameters, config: Any) -> None:
     """Raises UserError if some weights are frozen, or the depth of the model cannot be changed."""
     if parameters.lora is not None or parameters.frozen_layers >= 0:
         raise UserError("--gpus: layouts are suggested for runs that train all weights; use --processes instead")
-    if fake_step.with_depth(parameters, 1) is None or getattr(config, "is_encoder_decoder", False):
+    if with_depth(parameters, 1) is None or getattr(config, "is_encoder_decoder", False):
         name = type(parameters.architecture).__name__
         raise UserError(f"--gpus: architecture {name} is not made of equal layers; use --processes instead")
 
@@ -208,7 +209,7 @@ def _measure_shares(
 
 
 def _with_depth(parameters: Parameters, layers: int) -> Parameters:
-    smaller = fake_step.with_depth(parameters, layers)
+    smaller = with_depth(parameters, layers)
     assert smaller is not None, "see _check"
     return smaller
 

@@ -11,11 +11,11 @@ from typing import Any, get_args
 from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.engine_memory import AHEAD, BUCKET, FLOAT16, FLOAT32, LIVE
 from terakoya_clusters.layouts.cluster import Cluster, Layout, Program, Recomputation
 from terakoya_clusters.layouts.rank_memory import rank_memory
 from terakoya_clusters.layouts.step_time import StepTime, step_time
 from terakoya_clusters.layouts.transformer import Transformer
+from terakoya_planning.engine_memory import AHEAD, BUCKET, FLOAT16, FLOAT32, LIVE
 
 USABLE = 0.92
 """Fraction of a device's memory that tensors may take: the rest is its context and fragmentation."""

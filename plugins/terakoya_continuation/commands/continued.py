@@ -51,9 +51,9 @@ def init(
 
 def _continue(options: Options, name: str, replay: Sequence[str], share: float | None) -> None:
     from terakoya.atomic_files import check_writable, scratch_folder, write_text
+    from terakoya.checking.model_check import check_model, check_start
     from terakoya.commands.guidance import next_command
     from terakoya.config.parameters import Parameters
-    from terakoya.estimation.model_check import check_model, check_start
     from terakoya.log import console, error_console, translated
     from terakoya.pipeline.settings import Pipeline, read_pipeline
     from terakoya_continuation import plan

@@ -12,11 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from terakoya.checking.synthetic_rows import synthetic_vocabulary
 from terakoya.commands.main import build_app
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters, preset_names, presets_folder, read_preset
 from terakoya.errors import UserError
-from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.pipeline.run import run_pipeline
 from terakoya.pipeline.settings import Pipeline
 from terakoya.training.model.build import build_module

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch._inductor.config as compiler
 
+from terakoya.checking import model_errors
 from terakoya.errors import UserError
-from terakoya.estimation import model_errors
 from terakoya.training.model import determinism
 
 

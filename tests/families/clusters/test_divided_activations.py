@@ -6,14 +6,15 @@ import pytest
 from kept_by_block import HIDDEN, POSITIONS, kept_by_block, settings
 from torch import nn
 
+from terakoya.checking.fake_tensors import with_depth
+from terakoya.checking.synthetic_rows import synthetic_vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.estimation import fake_step
-from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya_clusters.layouts.cluster import Layout, Program
 from terakoya_clusters.layouts.measured_model import LonelyGroup, measure_transformer
 from terakoya_clusters.layouts.rank_memory import activations, rank_memory
 from terakoya_clusters.layouts.transformer import Transformer
 from terakoya_parallel.tensor_layers import TensorDivision, TensorParallelGroup, partition_blocks
+from terakoya_planning import fake_step
 
 VOCABULARY = synthetic_vocabulary(300, POSITIONS)
 TABLES = 2 * 6 / HIDDEN
@@ -92,7 +93,7 @@ def kept_by_layer(parameters: Parameters, group: TensorParallelGroup) -> float:
         partition_blocks(architecture.blocks(model), partition, group, TensorDivision(), dropout=None)
 
     def step(layers: int, rows: int) -> int:
-        smaller = fake_step.with_depth(parameters, layers)
+        smaller = with_depth(parameters, layers)
         assert smaller is not None
         found = fake_step.simulate_step(smaller, VOCABULARY, rows=rows, gradients_stay=False, gpu=True, divide=divide)
         return found.windows[fake_step.BACKWARD]["activations"]

@@ -11,18 +11,18 @@ import pytest
 import toy
 from typer.testing import CliRunner
 
+from terakoya.checking.synthetic_rows import synthetic_vocabulary
 from terakoya.commands.main import build_app
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.fake_step import BACKWARD, FORWARD, LATE_BACKWARD, STEP, Simulation
-from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya_clusters.layouts.cluster import Cluster, find_gpu
 from terakoya_clusters.layouts.find_layouts import find_layouts
 from terakoya_clusters.layouts.measured_model import measure_transformer
 from terakoya_clusters.layouts.suggest import USABLE, batch_size_for, candidates, own_memory, refusal_reason, suggest
 from terakoya_clusters.layouts.transformer import Transformer
 from terakoya_planning.devices import GIB
+from terakoya_planning.fake_step import BACKWARD, FORWARD, LATE_BACKWARD, STEP, Simulation
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 pytestmark = pytest.mark.usefixtures("remembered_steps")
@@ -61,7 +61,7 @@ def test_layouts_are_measured_with_the_attention_of_training(monkeypatch: pytest
         windows = {each: {"activations": 1} for each in (FORWARD, BACKWARD, LATE_BACKWARD, STEP)}
         return Simulation(windows, 1, 1, depths=())
 
-    monkeypatch.setattr("terakoya.estimation.fake_step.simulate_step", note)
+    monkeypatch.setattr("terakoya_planning.fake_step.simulate_step", note)
     small = Parameters.load(PRESETS / "tiny_llama.json", ["precision=fp32"])
     measure_transformer(small, synthetic_vocabulary(500, 64), context=64.0, documents_per_row=3.5)
     assert set(taken) == {3.5}

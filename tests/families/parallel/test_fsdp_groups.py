@@ -19,13 +19,13 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from terakoya.checking.synthetic_rows import full_rows
 from terakoya.components import ModuleBuild
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
 from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
-from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
 from terakoya.training.engines import build as engines

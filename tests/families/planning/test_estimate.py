@@ -14,11 +14,11 @@ from terakoya.commands.main import build_app
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
-from terakoya.estimation.engine_memory import AHEAD, BUCKET, LIVE, Sharding, memory_per_process, offloaded_memory
-from terakoya.estimation.fake_step import LATE_BACKWARD, ModelSizes
 from terakoya_planning import devices
 from terakoya_planning.devices import GIB, Device, find_device
+from terakoya_planning.engine_memory import AHEAD, BUCKET, LIVE, Sharding, memory_per_process, offloaded_memory
 from terakoya_planning.estimate import Estimate, estimate, first_rank_batch
+from terakoya_planning.fake_step import LATE_BACKWARD, ModelSizes
 from terakoya_planning.speed import Speed
 
 PRESETS = Path(__file__).parents[3] / "parameters"

@@ -18,9 +18,9 @@ import worlds
 from selection import at_night, wanted
 
 from terakoya.config.parameters import Parameters
-from terakoya.estimation import fake_step
-from terakoya.estimation.engine_memory import Sharding, memory_per_process, offloaded_memory
 from terakoya.store.token_store import TokenStore
+from terakoya_planning import fake_step
+from terakoya_planning.engine_memory import Sharding, memory_per_process, offloaded_memory
 from terakoya_planning.estimate import estimate, first_rank_batch
 
 PRESETS = Path(__file__).parents[3] / "parameters"

@@ -13,14 +13,14 @@ from memory_worker import most_at_once
 from selection import at_night
 
 import terakoya
+from terakoya.checking.synthetic_rows import synthetic_vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import connect
 from terakoya.distributed.topology import LaunchInfo
-from terakoya.estimation import fake_step
-from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.rows.stores import Stores
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
+from terakoya_planning import fake_step
 from terakoya_planning.estimate import estimate
 
 PRESETS = Path(__file__).parents[3] / "parameters"

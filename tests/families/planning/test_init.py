@@ -17,13 +17,13 @@ import torch
 from selection import at_night
 from typer.testing import CliRunner
 
+from terakoya.checking.fake_tensors import number_of_layers
 from terakoya.commands.main import build_app
 from terakoya.components import Progress
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import preset_names, presets_folder
 from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
-from terakoya.estimation.fake_step import number_of_layers
 from terakoya.json_settings import read_settings
 from terakoya.pipeline.settings import read_pipeline
 from terakoya.store.subset import document_ranges

@@ -15,7 +15,7 @@ import toy
 
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
 from terakoya.distributed.topology import RankBatch
-from terakoya.estimation.out_of_memory import is_out_of_memory, remedies, requested_bytes
+from terakoya_planning.out_of_memory import is_out_of_memory, remedies, requested_bytes
 
 PROGRAM = """
 import resource, sys

@@ -12,11 +12,11 @@ import torch
 import toy
 from command_line import refusal
 
+from terakoya.checking import model_check
+from terakoya.checking.synthetic_rows import synthetic_vocabulary
 from terakoya.commands.main import DEBUG_VARIABLE
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation import model_check
-from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.training.model.build import build_module_for_training
 
 BERT = toy.parameters(Path("store"))["architecture"]

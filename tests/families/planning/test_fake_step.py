@@ -11,12 +11,13 @@ import torch
 import toy
 from torch import nn
 
+from terakoya.checking.fake_tensors import KnownValues, fake_tensors
+from terakoya.checking.synthetic_rows import synthetic_vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.estimation.fake_step import BACKWARD, FORWARD, LATE_BACKWARD, fake_tensors, model_sizes, simulate_step
-from terakoya.estimation.memory_tracker import SCRATCH
-from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
+from terakoya_planning.fake_step import BACKWARD, FORWARD, LATE_BACKWARD, model_sizes, simulate_step
+from terakoya_planning.memory_tracker import SCRATCH
 from terakoya_planning.row_statistics import row_statistics
 
 PRESETS = Path(__file__).resolve().parents[3] / "parameters"
@@ -25,14 +26,14 @@ VOCABULARY = synthetic_vocabulary(100, 32)
 
 def test_a_copy_of_a_module_shares_the_mode_of_its_tensors() -> None:
     """torch copies the mode with each tensor, and with it pointers that two owners free: Python crashes later."""
-    with fake_tensors(VOCABULARY) as (fake, _):
+    with fake_tensors(KnownValues) as values:
         module = nn.BatchNorm1d(4)
         module.other = module.weight
         frozen = nn.Linear(2, 2).requires_grad_(False)
         copied = copy.deepcopy(module)
         assert copied.weight is not module.weight and copied.other is copied.weight, "tied as before"
         for each in (copied.weight, copied.running_mean):
-            assert each.fake_mode is fake
+            assert each.fake_mode is values.fake
         assert isinstance(copied.weight, nn.Parameter) and not isinstance(copied.running_mean, nn.Parameter)
         assert [each.requires_grad for each in copied.parameters()] == [True, True]
         assert not any(each.requires_grad for each in copy.deepcopy(frozen).parameters())

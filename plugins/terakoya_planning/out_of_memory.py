@@ -175,8 +175,8 @@ def _peak(
     parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
 ) -> tuple[int, dict[str, int], str]:
     """Returns the bytes of tensors that each rank holds at the peak, by part too, and the window of the peak."""
-    from terakoya.estimation.fake_step import model_sizes
-    from terakoya.estimation.step_memory import measure
+    from terakoya_planning.fake_step import model_sizes
+    from terakoya_planning.step_memory import measure
 
     rank_batch = _rank_batch(parameters, context)
     sizes = model_sizes(parameters, vocabulary, context=float(parameters.data.sequence_length))

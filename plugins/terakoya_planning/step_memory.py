@@ -11,10 +11,10 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.conflicts import takes_cuda_graphs
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.topology import RankBatch
-from terakoya.estimation.engine_memory import FLOAT16, FLOAT32, Sharding, memory_per_process, offloaded_memory
-from terakoya.estimation.fake_step import ModelSizes, keeps_bf16, simulate_step
-from terakoya.estimation.memory_tracker import ACTIVATIONS
 from terakoya.rows import loader
+from terakoya_planning.engine_memory import FLOAT16, FLOAT32, Sharding, memory_per_process, offloaded_memory
+from terakoya_planning.fake_step import ModelSizes, keeps_bf16, simulate_step
+from terakoya_planning.memory_tracker import ACTIVATIONS
 
 READ_AHEAD = loader.AHEAD + 1
 """Steps whose batches a process holds on the host besides the current one: those that are ready, and one in

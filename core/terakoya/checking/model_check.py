@@ -8,12 +8,19 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from terakoya.checking.fake_tensors import (
+    DEPTH_FIELDS,
+    KnownValues,
+    fake_tensors,
+    full_batch,
+    number_of_layers,
+    with_depth,
+)
 from terakoya.components import Architecture, Component
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.conflicts import find_conflicts
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.fake_step import DEPTH_FIELDS, fake_tensors, full_batch, number_of_layers, with_depth
 from terakoya.json_settings import short_json
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.attributes import replace_attribute
@@ -76,7 +83,7 @@ def _check_depths(parameters: Parameters) -> None:
 def check_start(parameters: Parameters, vocabulary: Vocabulary) -> None:
     """Raises UserError where the folders of `start_from` hold models of other sizes, or none. Reads no weight."""
     if parameters.start_from is not None:
-        with fake_tensors(vocabulary):
+        with fake_tensors(KnownValues):
             check_start_configs(parameters, build_module_for_training(parameters, vocabulary))
 
 
@@ -108,7 +115,7 @@ def _try(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int | Non
     try:
         # torch would log the traceback of each operation that is refused
         log = logging.getLogger("torch._subclasses.fake_tensor")
-        with replace_attribute(log, "disabled", True), fake_tensors(vocabulary) as (_, tracker):
+        with replace_attribute(log, "disabled", True), fake_tensors(KnownValues) as values:
             module = build_module_for_training(parameters, vocabulary)
             elements = sum(each.numel() for each in module.parameters())
             if rows_from is None or elements < rows_from:
@@ -116,7 +123,7 @@ def _try(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int | Non
             attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
             module.train()
             _, tensors = full_batch(parameters, vocabulary, rows=1, whole_rows=True)
-            module(tracker.take(tensors))
+            module(values.take(tensors))
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - a model, perhaps of a plugin, may raise anything

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import psutil
 
+from terakoya.checking.model_check import check_memory, check_model
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
 from terakoya.distributed.rank_watch import is_communication_error
 from terakoya.errors import UserError
-from terakoya.estimation.model_check import check_memory, check_model
-from terakoya.estimation.out_of_memory import explain_allocation_errors
+from terakoya.plugins import registry
 from terakoya.training.model.determinism import explain_refusals
 
 
 @contextmanager
 def explain_model_errors(parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext) -> Iterator[None]:
     """Checks the model in rank 0 first. While open, explains an error of the model in its first steps, as `check_model`
-    does, and an allocation error, as `explain_allocation_errors` does."""
+    does, and lets a plugin explain that memory ran out (`hookspecs.register_watches`)."""
 
     def check() -> None:
         check_model(parameters, vocabulary, small_too=False)
@@ -30,8 +30,9 @@ def explain_model_errors(parameters: Parameters, vocabulary: Vocabulary, context
         context.run_on_main("checking the model", check)
     else:
         check()
+    watch = registry().watches.get("memory")
     try:
-        with explain_allocation_errors(parameters, vocabulary, context), explain_refusals():
+        with watch[0](parameters, vocabulary, context) if watch else nullcontext(), explain_refusals():
             yield
     except (OSError, UserError):
         raise

@@ -10,18 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
-from torch.utils.weak import WeakIdKeyDictionary
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from terakoya.estimation import flash_scratch
+from terakoya.checking.fake_tensors import KnownValues, tensors_in
 from terakoya.toolkit.attributes import replace_attribute
+from terakoya_planning import flash_scratch
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, BATCH = "activations", "logits", "batch"
@@ -31,19 +24,12 @@ CAST_WEIGHTS = "weights in 16 bits"
 SCRATCH = "scratch of flash attention"
 """What the kernel itself allocates while it runs."""
 
-REMEMBERED = 1 << 20
-"""Elements of the largest tensor whose values are kept."""
 
-
-class MemoryTracker(TorchDispatchMode):
-    """While active, counts the storages of all tensors that operations return, from the first to the last use.
+class MemoryTracker(KnownValues):
+    """While active, counts, too, the storages of all tensors that operations return, from the first to the last use.
 
     A new storage belongs to the part `others`, or to the logits if its tensor's last dimension is the vocabulary;
     `assign` overrides that.
-
-    Operations on the batch alone also run with real values (`take`), so that code can ask where documents begin.
-    Other questions about values, which tensors without data cannot answer, are answered with 1 or True: the norm of a
-    gradient, for example, is finite.
 
     Attributes:
         live: bytes by part, at this moment.
@@ -52,8 +38,7 @@ class MemoryTracker(TorchDispatchMode):
     """
 
     def __init__(self, fake: FakeTensorMode, vocabulary_size: int) -> None:
-        super().__init__()
-        self.fake = fake
+        super().__init__(fake)
         self.vocabulary_size = vocabulary_size
         self.live: Counter[str] = Counter()
         self.peaks: dict[str, dict[str, int]] = {}
@@ -63,7 +48,6 @@ class MemoryTracker(TorchDispatchMode):
         self._peak_bytes = -1
         self._storages: dict[int, tuple[weakref.ref[Any], int, str]] = {}  # address -> reference, bytes, part
         self._cast: set[int] = set()  # addresses of storages of which copies belong to `CAST_WEIGHTS`
-        self._values = WeakIdKeyDictionary()  # a tensor without data -> the same tensor with data
 
     def enter(self, window: str, *, others: str = ACTIVATIONS) -> None:
         """Begins the window `window`: from now on its peak is recorded, and new storages belong to `others`."""
@@ -91,50 +75,18 @@ class MemoryTracker(TorchDispatchMode):
         """Assigns copies of `weights` in another dtype, when they are made, to `CAST_WEIGHTS`."""
         self._cast.update(each.untyped_storage()._cdata for each in weights)
 
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns tensors without data, of which those by the same names in `tensors` are the real values."""
-        taken: dict[str, Tensor] = {name: self.fake.from_tensor(tensor) for name, tensor in tensors.items()}
-        for name, tensor in taken.items():
-            self._values[tensor] = tensors[name]
-        return taken
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Runs `func` and counts new storages in its result."""
-        named = dict(kwargs or {})
-        inputs = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
-        known = bool(inputs) and all(each in self._values for each in inputs)
-        is_question = func is torch.ops.aten._local_scalar_dense.default
-        if is_question and known:
-            return self._run_with_values(func, args, named)
-        try:
-            result = func(*args, **named)  # a constant such as torch.tensor(3) keeps its value
-        except (DynamicOutputShapeException, DataDependentOutputException):
-            if is_question:
-                return _one(args[0].dtype)
-            if not known:
-                raise
-            result = self.fake.from_tensor(self._run_with_values(func, args, named))
-        returned = [each for each in _as_list(result) if isinstance(each, Tensor)]
-        if known and sum(each.numel() for each in returned) <= REMEMBERED:
-            values = _as_list(self._run_with_values(func, args, named))
-            for each, real in zip(_as_list(result), values, strict=True):
-                if isinstance(each, Tensor) and each not in self._values:
-                    self._values[each] = real
-        is_cast = func is torch.ops.aten._to_copy.default and inputs[0].untyped_storage()._cdata in self._cast
-        for each in returned:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        is_cast = func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._cast
+        for each in tensors_in(result):
             self._count(each, CAST_WEIGHTS if is_cast else None)
         if func.name() == flash_scratch.OPERATION:
             _, query, key, _, _, _, cu_seqlens = args[:7]
             self._count_while_running(flash_scratch.backward_scratch(query, key, cu_seqlens))
         return result
-
-    def _run_with_values(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Runs `func` on the real values of its arguments."""
-        real_args, real_kwargs = tree_map_only(Tensor, lambda each: self._values[each], (args, dict(kwargs)))
-        with unset_fake_temporarily():
-            return func(*real_args, **real_kwargs)
 
     def _count(self, tensor: Tensor, part: str | None = None) -> None:
         storage = tensor.untyped_storage()
@@ -165,15 +117,3 @@ class MemoryTracker(TorchDispatchMode):
         if total > self._peak_bytes:
             self._peak_bytes = total
             self.peaks[self._window] = {part: size for part, size in self.live.items() if part != HOST}
-
-
-def _as_list(result: Any) -> list[Any]:
-    """The results of an operation as a list."""
-    return list(result) if isinstance(result, tuple | list) else [result]
-
-
-def _one(dtype: torch.dtype) -> bool | int | float:
-    """A scalar of `dtype` that is true, positive and finite."""
-    if dtype == torch.bool:
-        return True
-    return 1.0 if dtype.is_floating_point else 1

@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from terakoya.config.deepspeed import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
-from terakoya.estimation.fake_step import FORWARD, LATE_BACKWARD, STEP, ModelSizes
-from terakoya.estimation.memory_tracker import (
+from terakoya.config.deepspeed import BUCKET, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
+from terakoya.training.engines.tensor_shards import assign_owners
+from terakoya_planning.fake_step import FORWARD, LATE_BACKWARD, STEP, ModelSizes
+from terakoya_planning.memory_tracker import (
     ACTIVATIONS,
     BATCH,
     CAST_WEIGHTS,
@@ -29,15 +30,11 @@ from terakoya.estimation.memory_tracker import (
     SCRATCH,
     WEIGHTS,
 )
-from terakoya.training.engines.tensor_shards import assign_owners
 
 COMMUNICATION = "communication"
 GRAPHS = "kept by CUDA graphs"
 IN_GRAPHS = (ACTIVATIONS, LOGITS, CAST_WEIGHTS, SCRATCH, GRADIENTS)
 """What a micro-step allocates, which CUDA graphs allocate once."""
-BUCKET = 500_000_000
-"""Elements of DeepSpeed's buffer for gradients by its own default (`reduce_bucket_size`, and stage 0's
-`MEMORY_OPT_ALLREDUCE_SIZE`). It is allocated whole; a buffer for all gradients is enough where they are fewer."""
 LIVE = 1_000_000_000
 """Elements that stage 3 gathers at most before it frees some (`stage3_max_live_parameters`)."""
 AHEAD = 50_000_000

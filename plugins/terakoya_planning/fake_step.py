@@ -10,8 +10,8 @@ See docs/design/estimation.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,22 +19,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from terakoya.components import Architecture, Batch, ModuleBuild, Optimizer
+from terakoya.checking.fake_tensors import KnownValues, fake_tensors, full_batch, number_of_layers, with_depth
+from terakoya.components import Architecture, ModuleBuild, Optimizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.deepspeed import PERSISTENCE_THRESHOLD
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
 from terakoya.distributed.topology import ProcessInfo, Topology
-from terakoya.estimation.memory_tracker import BATCH, CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
-from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.attributes import replace_attribute
-from terakoya.training.batches import to_device
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.tensor_shards import whole_names
@@ -42,14 +38,13 @@ from terakoya.training.loss import weighted_loss
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import count_weights, saved_values
 from terakoya.training.model.transforms import find_transforms, transform
+from terakoya_planning.memory_tracker import BATCH, CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEPTHS = (2, 4)
 """A deeper model runs with these numbers of layers; its own depth is extrapolated, because layers are equal."""
-DEPTH_FIELDS = ("num_hidden_layers", "num_layers")
-"""Transformers' names for the number of layers."""
 FORWARD, BACKWARD, LATE_BACKWARD, STEP = "forward", "backward", "backward, second half", "optimizer step"
 
 
@@ -102,7 +97,7 @@ class Simulation:
 
 def model_sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> ModelSizes:
     """Returns the sizes of the module of `parameters`, without allocating weights."""
-    with fake_tensors(vocabulary):
+    with fake_tensors(KnownValues):
         module = _module(parameters, vocabulary)
         tables = {id(each.weight): each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
         exported = parameters.objective.exports(module)
@@ -183,25 +178,6 @@ def simulate_step(
     return Simulation(windows, optimizer_bytes, less.batch_bytes, depths=DEPTHS, on_host=on_host)
 
 
-def number_of_layers(architecture: Architecture) -> int:
-    """The number of layers of `architecture`; 0 if it has none of the usual fields."""
-    depths = [getattr(architecture, name, None) for name in DEPTH_FIELDS]
-    return next((depth for depth in depths if isinstance(depth, int)), 0)
-
-
-def with_depth(parameters: Parameters, depth: int) -> Parameters | None:
-    """Returns `parameters` with `depth` layers; None if that would change more than the depth."""
-    architecture = parameters.architecture
-    field = next((name for name in DEPTH_FIELDS if hasattr(architecture, name)), None)
-    if field is None or parameters.frozen_layers > 0 or getattr(architecture, "num_decoder_layers", None) is not None:
-        return None
-    try:
-        smaller: Architecture = type(architecture).model_validate({**architecture.model_dump(), field: depth})
-    except ValidationError:
-        return None
-    return parameters.model_copy(update={"architecture": smaller})
-
-
 def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     """Returns the module as it is trained."""
     module = build_module_for_training(parameters, vocabulary)
@@ -234,7 +210,7 @@ def _simulate(
     context = DistributedContext(0, 1, device, Topology((ProcessInfo(0, 0, 0, ""),)), None, None)
     # kernels of a GPU for several documents in a row keep as much as for one long one
     batch, tensors = full_batch(parameters, vocabulary, rows=rows, whole_rows=gpu)
-    with fake_tensors(vocabulary) as (_, tracker):
+    with fake_tensors(partial(MemoryTracker, vocabulary_size=vocabulary.size)) as tracker:
         module = _module(alone, vocabulary)
         flash = documents_per_row is not None and gpu and _takes_flash(parameters, module)
         if documents_per_row is not None and flash:
@@ -285,19 +261,6 @@ def _simulate(
     batch_bytes = sum(array.nbytes for array in batch.arrays.values())
     del tracker.peaks[""]  # the time before the step
     return Simulation(tracker.peaks, optimizer_bytes, batch_bytes, depths=(), on_host=tracker.most_on_host)
-
-
-def full_batch(
-    parameters: Parameters, vocabulary: Vocabulary, *, rows: int, whole_rows: bool
-) -> tuple[Batch, dict[str, Tensor]]:
-    """Returns a micro-batch of full `rows` and its tensors; with `whole_rows`, causal ones say that each is one
-    document."""
-    layout, length = parameters.objective.row_layout(), parameters.data.sequence_length
-    batch = parameters.objective.collate(full_rows(layout, vocabulary, rows=rows, sequence_length=length), vocabulary)
-    tensors = to_device(batch, torch.device("cpu"), flash=False)
-    if whole_rows and layout.framing == "causal":
-        tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
-    return batch, tensors
 
 
 def _takes_flash(parameters: Parameters, module: nn.Module) -> bool:
@@ -355,30 +318,3 @@ def _no_scores() -> AbstractContextManager[None]:
         return fused(query, key, value, attn_mask, 0.0, **named)
 
     return replace_attribute(F, "scaled_dot_product_attention", without_dropout)
-
-
-@contextmanager
-def fake_tensors(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, MemoryTracker]]:
-    """While open, new tensors have no data and their bytes are counted. torch's random generator is restored.
-
-    Models do not initialise their weights: some repeat that until all values fit, which they never do without data.
-    Copies of modules share the mode: torch would copy it with each tensor, and with it pointers that are freed twice.
-    """
-    from transformers import PreTrainedModel
-
-    with (
-        replace_attribute(PreTrainedModel, "initialize_weights", lambda model: None),
-        replace_attribute(FakeTensor, "__deepcopy__", _copy_without_data),
-        torch.random.fork_rng(devices=()), FakeTensorMode() as fake, MemoryTracker(fake, vocabulary.size) as found,
-    ):  # fmt: skip
-        yield fake, found
-
-
-def _copy_without_data(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
-    """What `copy.deepcopy` makes of a tensor or parameter without data; `memo` has the copies by the originals' ids."""
-    if id(tensor) not in memo:
-        copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        if isinstance(tensor, nn.Parameter):
-            copied = nn.Parameter(copied, requires_grad=tensor.requires_grad)
-        memo[id(tensor)] = copied
-    return memo[id(tensor)]

@@ -1,1 +1,0 @@
-"""Estimates of a run without training: parameters, operations, memory of each rank, disk, hours."""
