@@ -53,7 +53,7 @@ CI_ONLY = (
     "families/parallel/test_sharded_card.py", "families/precision/test_fused_kernels.py", "families/test_taken_out.py",
     "core/conversion/test_elsewhere.py", "families/planning/test_estimate_engines.py",
     "families/planning/test_estimate_memory.py", "core/test_file_faults.py", "core/training/test_fake_cuda.py",
-    "core/pipeline/test_demo.py::test_its_first_steps_on_a_processor_with_avx2_alone",
+    "families/pipeline/test_demo.py::test_its_first_steps_on_a_processor_with_avx2_alone",
     "plugins/formats/test_deepspeed_checkpoints.py",
 )  # fmt: skip
 """How the names of tests begin that imitate other machines, faults and installations, try a tool, or are of an engine

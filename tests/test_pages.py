@@ -18,9 +18,9 @@ from terakoya import plugins
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import preset_names
 from terakoya.json_settings import without_notes
-from terakoya.pipeline.run import Pipeline
 from terakoya.runs import metrics
 from terakoya_cleaning.reading import load_steps
+from terakoya_pipeline.run import Pipeline
 
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 TRANSLATIONS = ["README.ja.md", *(page for page in DOCS if page.endswith(".ja.md"))]

@@ -20,9 +20,9 @@ from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import Parameters, all_key_paths
 from terakoya.config.presets import preset_names
 from terakoya.json_settings import apply_overrides, without_notes
-from terakoya.pipeline.run import Pipeline
 from terakoya_checks.machine import check_shared_memory
 from terakoya_launch.scripts import FINAL_EXIT_CODES
+from terakoya_pipeline.run import Pipeline
 
 READMES = ["README.md", "README.ja.md"]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))

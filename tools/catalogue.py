@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE / "core"), str(HERE / "plugins")]
 
-from terakoya.pipeline.keys import all_groups  # noqa: E402
+from terakoya.config.keys import all_groups  # noqa: E402
 from terakoya.plugins import load  # noqa: E402
 from terakoya_japanese.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue  # noqa: E402
 

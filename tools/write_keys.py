@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from terakoya.config.keys import File, Group, all_groups
 from terakoya.config.meanings import FIRST_RELEASE, Setting
-from terakoya.pipeline.keys import File, Group, all_groups
 from terakoya.plugins import Registry, load
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "keys.md"

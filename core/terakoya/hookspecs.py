@@ -59,7 +59,7 @@ class Command:
             the place of a parameter that is a dataclass stand those fields of it that are `Annotated` with an option or
             argument of typer; one that is not given has the field's default.
         example: a whole command line, shown at the end of the help.
-        after: the verb behind which the list of verbs has this one; None: at the end.
+        after: the verb behind which the list of verbs has this one; "": at the beginning; None: at the end.
         passes_options: whether options that the function does not declare are no error: it finds them in
             `typer.Context.args`.
     """

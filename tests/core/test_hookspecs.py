@@ -13,9 +13,9 @@ from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya import hookspecs
 from terakoya.components import KINDS
+from terakoya.config.keys import find_key
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
-from terakoya.pipeline.keys import find_key
 from terakoya.plugins import loading as plugins
 from terakoya.plugins.cleaning import read_cleaning
 from terakoya.preparation.job import PrepareJob

@@ -16,7 +16,7 @@ from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
 from terakoya.json_settings import refuse_secrets
 from terakoya.log import hide_secrets
-from terakoya.pipeline.settings import read_pipeline
+from terakoya_pipeline.settings import read_pipeline
 
 SECRETS = {
     "Hugging Face": "hf_" + "a1" * 17,

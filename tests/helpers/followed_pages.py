@@ -111,7 +111,7 @@ class Reader:
         preset = json.loads((ROOT / "parameters" / "tiny_bert.json").read_text(encoding="utf-8"))
         small = json.dumps(apply_overrides(preset, SMALL))
         (self.folder / "small.json").write_text(small, encoding="utf-8")
-        text = (ROOT / "core" / "terakoya" / "pipeline" / "demo_corpus.txt").read_text(encoding="utf-8")
+        text = (ROOT / "core" / "terakoya" / "corpus" / "demo_corpus.txt").read_text(encoding="utf-8")
         (self.folder / "corpus.txt").write_text(text, encoding="utf-8")
         documents = text.split("\n\n")
         (self.folder / "corpus" / "wiki").mkdir(parents=True)

@@ -30,7 +30,7 @@ from terakoya_contract.toy import values
 FILE = Path(__file__).resolve().parents[1] / "golden" / "numbers.json"
 LIBRARIES = ("fugashi", "sentencepiece", "tokenizers", "torch", "transformers", "unidic-lite")
 """With another version of one of these a number may be another."""
-CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
+CORPUS = Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt"
 TEXTS = ("東京は日本の首都である。", "猫がﾈｺと鳴く🐈  2 回", "The naïve café, ①㈱ and がﾞ")
 TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
     "mecab_wordpiece": {"vocab_size": 1500},

@@ -30,7 +30,7 @@ from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 from terakoya_tokenizer import mecab, word_cache
 from terakoya_tokenizer.kernels import load_kernels
 
-DEMO = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
+DEMO = Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt"
 TEXT = "寺子屋では、読み書きとそろばんを習った。\n先生は町の人で、束脩は米や炭だった。"
 
 

@@ -185,7 +185,7 @@ def test_the_first_rows_are_one_architecture_over_one_tokenizer(
         else:
             run(command, **settings)
 
-    text = (resources.files("terakoya.pipeline") / "demo_town.txt").read_text(encoding="utf-8").split("\n\n")[:60]
+    text = (resources.files("terakoya.corpus") / "demo_town.txt").read_text(encoding="utf-8").split("\n\n")[:60]
     (tmp_path / "text.jsonl").write_bytes(lines([{"text": each} for each in text]))
     monkeypatch.chdir(tmp_path)
     for name, value in {"TEXT": "text.jsonl", "OUT": "model", "SEED": "3", "SECONDS": "400"}.items():

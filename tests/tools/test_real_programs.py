@@ -105,7 +105,7 @@ def test_a_toy_serves_in_the_programs_that_are_installed(
 
     monkeypatch.setattr(run, "subprocess", SimpleNamespace(run=run_in_this_process))
     corpus = tmp_path / "corpus.txt"
-    text = (Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt").read_text(encoding="utf-8")
+    text = (Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt").read_text(encoding="utf-8")
     corpus.write_text(text[:9000], encoding="utf-8")
     names = write_names(tmp_path / "names")
     out = tmp_path / "out"
@@ -157,7 +157,7 @@ def test_exporters_are_tested_where_the_programs_are(out: Path) -> None:
 def test_the_toy_serves_in_environments_of_their_own(out: Path, tmp_path: Path) -> None:
     """Makes environments with pip."""
     names = write_names(tmp_path / "names")
-    command = [sys.executable, TOOL / "run.py", ROOT / "core" / "terakoya" / "pipeline" / "demo_corpus.txt"]
+    command = [sys.executable, TOOL / "run.py", ROOT / "core" / "terakoya" / "corpus" / "demo_corpus.txt"]
     done = subprocess.run(
         [*command, out, "--minutes", "0", "--names", names, "--transformers", "4.57.6"],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,

@@ -31,9 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     from ours import train
     from turns import median, race
 
-    from terakoya.pipeline.demo import Demo
-    from terakoya.pipeline.run import run_pipeline
     from terakoya.toolkit.fast_products import describe_processor
+    from terakoya_pipeline.demo import Demo
+    from terakoya_pipeline.run import run_pipeline
 
     print(describe_processor(torch.device("cpu")))
     with tempfile.TemporaryDirectory() as folder:

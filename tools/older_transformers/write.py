@@ -29,7 +29,7 @@ from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.formats import model_folder
 from terakoya_tokenizer import BertJapaneseTokenizerFast
 
-CORPUS = Path(__file__).resolve().parents[2] / "core" / "terakoya" / "pipeline" / "demo_corpus.txt"
+CORPUS = Path(__file__).resolve().parents[2] / "core" / "terakoya" / "corpus" / "demo_corpus.txt"
 TEXTS = (
     "吾輩は猫である。名前はまだ無い。",
     "２０２６年１１月、ｶﾞｽと電気の料金が１２,３４５円になった。",

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from terakoya import Group, Language, log
+from terakoya import Command, Group, Language, log
 from terakoya.commands import verbs
 from terakoya.commands.component_settings import ComponentCommand, VerbCommand
 from terakoya.commands.guidance import next_command, unknown_options
@@ -110,7 +110,7 @@ def build_app(plugins: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> t
         cls=type("Verbs", (InOrder,), {"verbs": found}),
         context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
         help="Trains language models from raw text: tokenizer, token store, pre-training, export.",
-        epilog=example_text("terakoya demo"),
+        epilog=example_text(next(each.example for each in found.commands.values() if isinstance(each, Command))),
         no_args_is_help=True,
         add_completion=True,
         rich_markup_mode=None,

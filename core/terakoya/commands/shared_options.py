@@ -28,7 +28,7 @@ def plugin_options(plugins: Sequence[str] | None, without: Sequence[str] | None)
 def complete_parameters(incomplete: str) -> list[tuple[str, str]]:
     """Returns what may follow --set of a command that reads parameters: each key path and `=`, or the values of a key
     that has a few, with their meaning."""
-    from terakoya.pipeline.keys import parameter_groups
+    from terakoya.config.keys import parameter_groups
     from terakoya.plugins import registry
 
     found: dict[str, str] = {}

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 from terakoya import Command, Group, hookimpl
 from terakoya.commands import (
-    demo,
     export,
     import_checkpoint,
     plugins,
     prepare,
-    run,
     save,
     status,
     train,
@@ -27,8 +25,6 @@ from terakoya.commands.tokenizer import count as tokenizer_count
 @hookimpl
 def register_commands() -> Mapping[str, Command | Group]:
     return {
-        "demo": Command(demo.command, "terakoya demo --out work/demo"),
-        "run": Command(run.command, "terakoya run pipeline.json"),
         "tokenizer": Group("Train, import and inspect tokenizers."),
         "tokenizer train": Command(
             tokenizer.train,
@@ -68,5 +64,4 @@ def register_commands() -> Mapping[str, Command | Group]:
         "parameters": Group("Show and create parameter files."),
         "parameters list": Command(list_presets.command, "terakoya parameters list"),
         "parameters show": Command(parameters.show_parameters, "terakoya parameters show bert_ja --set max_steps=1000"),
-        "parameters schema": Command(parameters.schema, "terakoya parameters schema > schema.json"),
     }

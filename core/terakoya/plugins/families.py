@@ -72,7 +72,9 @@ FAMILIES: dict[str, Family] = {
     "corpus": Family(verbs=("corpus", "corpus report")),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(verbs=("tokenizer extend",), keys=("start_from.grow", "start_from.vocabulary")),
-    "continuation": Family(verbs=("init --from", "init --replay", "init --replay-share"), needs=("planning",)),
+    "continuation": Family(
+        verbs=("init --from", "init --replay", "init --replay-share"), needs=("pipeline", "planning")
+    ),
     "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),
     "evaluation": Family(verbs=("evaluate",), functions={"evaluate": "terakoya_evaluation.evaluate"}),
     "filters": Family(
@@ -107,8 +109,11 @@ FAMILIES: dict[str, Family] = {
         components=("events accelerate_requests", "launchers hosts", "launchers local", "launchers slurm"),
     ),
     "parallel": Family(engines=("ddp", "deepspeed", "fsdp")),
+    "pipeline": Family(verbs=("demo", "run")),
     "planning": Family(
-        verbs=("estimate", "init", "train --dry-run"), functions={"estimate": "terakoya_planning.estimate"}
+        verbs=("estimate", "init", "train --dry-run"),
+        functions={"estimate": "terakoya_planning.estimate"},
+        needs=("pipeline",),
     ),
     "places": Family(places=("*",)),
     "quality": Family(
@@ -139,6 +144,7 @@ FAMILIES: dict[str, Family] = {
     "memory": Family(transforms=("activation_checkpointing", "activation_offloading", "quantization")),
     "precision": Family(transforms=("fp8",)),
     "report": Family(verbs=("report", "tokenizer report")),
+    "schemas": Family(verbs=("parameters schema",), needs=("pipeline",)),
     "screening": Family(
         components=("cleaning_steps decontaminate", "cleaning_steps personal_data", "cleaning_steps words")
     ),

@@ -142,9 +142,9 @@ def _in_order(commands: Mapping[str, Command | Group]) -> dict[str, Command | Gr
     """Returns the commands with each behind the one that its `after` names, and behind those that came there before."""
     followers: dict[str | None, list[str]] = {}
     for name, command in commands.items():
-        followers.setdefault(command.after if command.after in commands else None, []).append(name)
+        followers.setdefault(command.after if command.after in (*commands, "") else None, []).append(name)
     ordered: dict[str, Command | Group] = {}
-    waiting = list(reversed(followers.get(None, [])))
+    waiting = [*reversed(followers.get(None, [])), *reversed(followers.get("", []))]
     while waiting:
         name = waiting.pop()
         ordered[name] = commands[name]

@@ -55,9 +55,9 @@ def _continue(options: Options, name: str, replay: Sequence[str], share: float |
     from terakoya.commands.guidance import next_command
     from terakoya.config.parameters import Parameters
     from terakoya.log import console, error_console, translated
-    from terakoya.pipeline.settings import Pipeline, read_pipeline
     from terakoya_continuation import plan
     from terakoya_continuation.published import read_model
+    from terakoya_pipeline.settings import Pipeline, read_pipeline
     from terakoya_planning.choosing import find_machine
     from terakoya_planning.measuring import measure_here
     from terakoya_planning.new_pipeline import render

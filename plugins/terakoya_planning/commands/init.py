@@ -93,7 +93,7 @@ def command(options: Options) -> None:
     or hours are left open. Reads samples of the corpus, and takes steps of models that may fit the hours.
     """
     from terakoya.atomic_files import check_writable, write_text
-    from terakoya.pipeline.settings import Pipeline, read_pipeline
+    from terakoya_pipeline.settings import Pipeline, read_pipeline
     from terakoya_planning.choosing import choose, choose_vocabulary, count_tokens, find_machine, find_recipe
     from terakoya_planning.corpus_facts import look_at
     from terakoya_planning.measuring import measure_here

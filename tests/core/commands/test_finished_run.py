@@ -10,10 +10,10 @@ import toy
 from command_line import call
 
 from terakoya import log
-from terakoya.commands import run as run_command
 from terakoya.commands.guidance import next_command
 from terakoya.conversion.export import export
-from terakoya.pipeline.settings import Pipeline
+from terakoya_pipeline.commands import run as run_command
+from terakoya_pipeline.settings import Pipeline
 
 
 def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

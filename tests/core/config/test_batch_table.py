@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from terakoya.config import batch_table
 from terakoya.config.batch_table import split_proportionally
 from terakoya.config.parameters import Parameters
-from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
 from terakoya.plugins import registry
+from terakoya_schemas.parameters import json_schema
 
 ORIGINAL = [{"0": 100, "1": 100, "2": 56}, {"0": 80, "1": 80, "2": 48, "3": 48}]
 

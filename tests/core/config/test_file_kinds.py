@@ -12,7 +12,7 @@ import pytest
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.json_settings import read_json, read_settings
-from terakoya.pipeline.settings import read_pipeline
+from terakoya_pipeline.settings import read_pipeline
 
 ROOT = Path(__file__).resolve().parents[3]
 PRESETS = ROOT / "parameters"

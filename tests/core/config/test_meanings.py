@@ -13,8 +13,8 @@ from terakoya.components import Component
 from terakoya.config.fields import ParameterFields
 from terakoya.config.meanings import DescribedSchema, Setting, default_text, descriptions, settings_of
 from terakoya.config.start_from import StartFrom
-from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import registry
+from terakoya_pipeline.settings import Pipeline
 
 MEASURED = re.compile(r"(^|_)(steps?|tokens|seconds|minutes|bytes|gb|epochs)$")
 """The ends of names whose values have a unit, if they are numbers."""

@@ -18,10 +18,10 @@ from terakoya.config.parameters import (
     resolve_length,
     whole_sections,
 )
-from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
 from terakoya.json_settings import NOTES, apply_overrides, origins, read_json
 from terakoya.plugins import registry
+from terakoya_schemas.parameters import json_schema
 
 PRESETS = Path(__file__).resolve().parents[3] / "parameters"
 

@@ -17,9 +17,9 @@ from terakoya.commands.main import build_app
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters, preset_names, presets_folder, read_preset
 from terakoya.errors import UserError
-from terakoya.pipeline.run import run_pipeline
-from terakoya.pipeline.settings import Pipeline
 from terakoya.training.model.build import build_module
+from terakoya_pipeline.run import run_pipeline
+from terakoya_pipeline.settings import Pipeline
 
 ROOT = Path(__file__).resolve().parents[3]
 

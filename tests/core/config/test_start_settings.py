@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from terakoya.config.parameters import Parameters
-from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
 from terakoya.plugins import registry
+from terakoya_schemas.parameters import json_schema
 
 BASE: dict[str, Any] = {
     "data": {"train": ["work/a"], "sequence_length": 128},

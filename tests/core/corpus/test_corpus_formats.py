@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from selection import at_night
 
 from terakoya.corpus.corpus import Corpus, Document, Reject
-from terakoya.corpus.hold_out import hold_out
 from terakoya.corpus.parquet import first_rows
 from terakoya.errors import UserError
+from terakoya_pipeline.hold_out import hold_out
 
 PACKERS = {
     "": bytes,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.json_settings import read_json, read_settings, read_value
-from terakoya.pipeline.settings import read_pipeline
 from terakoya_cleaning.reading import load_steps
+from terakoya_pipeline.settings import read_pipeline
 
 COMMENTED = r"""// a run
 {

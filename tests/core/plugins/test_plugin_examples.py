@@ -86,7 +86,7 @@ class Reader:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     """A reader who has followed both pages with the bundled corpus."""
     reader = Reader(tmp_path_factory.mktemp("page"))
-    shutil.copyfile(ROOT / "core" / "terakoya" / "pipeline" / "demo_corpus.txt", reader.folder / "corpus.txt")
+    shutil.copyfile(ROOT / "core" / "terakoya" / "corpus" / "demo_corpus.txt", reader.folder / "corpus.txt")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(reader.folder)
         reader.follow()

@@ -16,18 +16,18 @@ import terakoya
 from terakoya import plugins
 from terakoya.components.rows import Layout
 from terakoya.errors import UserError
-from terakoya.pipeline.corpora import PipelineCorpus
-from terakoya.pipeline.schema import schema_of
-from terakoya.pipeline.settings import read_pipeline
 from terakoya.preparation.word_borders import FOUND, INSIDE
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya_checks.verify_store import verify
+from terakoya_pipeline.corpora import PipelineCorpus
+from terakoya_pipeline.settings import read_pipeline
+from terakoya_schemas.files import schema_of
 from terakoya_stores.merge import merge
 from terakoya_stores.sample import sample_masked
 
-DEMO = (Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt").read_text(encoding="utf-8")[:12_000]
+DEMO = (Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt").read_text(encoding="utf-8")[:12_000]
 
 
 @pytest.fixture(scope="module")

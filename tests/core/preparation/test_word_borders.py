@@ -24,7 +24,7 @@ from terakoya.components.word_finder import FindWords
 from terakoya.preparation.word_borders import FOUND, INSIDE, find_word_finder, mark_word_starts
 from terakoya.tokenization.recognise import recognise_tokenizer
 
-DEMO = (Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt").read_text(encoding="utf-8")[:12_000]
+DEMO = (Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt").read_text(encoding="utf-8")[:12_000]
 DOCUMENTS = [
     *DEMO.split("\n\n")[:12],
     "吾輩は猫である。\n名前は　まだ無い。\n\n  どこで生れたか、　 とんと見当が つかぬ。 ",

@@ -27,7 +27,7 @@ from terakoya.rows.packing import (
     split_spans,
 )
 
-DEMO_CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
+DEMO_CORPUS = Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt"
 LENGTHS = st.lists(st.integers(0, 70), max_size=60)
 
 

@@ -39,7 +39,7 @@ from terakoya_tokenizer.spans import SpanEncoder
 from terakoya_tokenizer.word_cache import LINE_END, WordCache
 from terakoya_tokenizer.wordpiece import Pieces
 
-CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
+CORPUS = Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [
     "東京",

@@ -192,7 +192,7 @@ def test_so_have_those_of_the_bundled_corpus(length: int, rows: int, bundled_sto
 def bundled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpus of `terakoya demo`, by a tokenizer trained on it."""
     folder = tmp_path_factory.mktemp("bundled")
-    corpus = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
+    corpus = Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt"
     (folder / "tokenizer").mkdir()
     train_tokenizers(folder / "tokenizer", corpus.read_text(encoding="utf-8"), "bytes")
     tokenizer = recognise_tokenizer(folder / "tokenizer")

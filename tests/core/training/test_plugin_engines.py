@@ -13,13 +13,13 @@ import toy
 from terakoya.components import ModuleBuild
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
-from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
 from terakoya.plugins import PLUGINS_VARIABLE, load, registry
 from terakoya.plugins.run_record import check_plugins, record_plugins
 from terakoya.training.checkpoint.restoring import saved_parameters
 from terakoya.training.engines.build import build, find_plugin_engine, holds_parts
 from terakoya_contract.toy import VOCABULARY
+from terakoya_schemas.parameters import json_schema
 
 pytestmark = pytest.mark.usefixtures("fresh_plugins")
 

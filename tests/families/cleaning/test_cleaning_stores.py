@@ -14,13 +14,13 @@ from word_tokenizer import line_ids, make_folder
 
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
-from terakoya.pipeline.corpora import PipelineCorpus
-from terakoya.pipeline.run import Pipeline, run_pipeline
 from terakoya.preparation.prepare import prepare
 from terakoya.store.token_store import TokenStore, read_facts
 from terakoya.tokenization.train import train_tokenizer
 from terakoya_cleaning.plan import make_plan
 from terakoya_contract.toy import make_tokenizer
+from terakoya_pipeline.corpora import PipelineCorpus
+from terakoya_pipeline.run import Pipeline, run_pipeline
 
 STEPS: list[dict[str, Any]] = [
     {"type": "length", "min_characters": 7},

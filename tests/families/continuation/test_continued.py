@@ -20,9 +20,9 @@ from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.json_settings import read_settings
-from terakoya.pipeline.settings import read_pipeline
 from terakoya.runs import metrics
 from terakoya_continuation import plan
+from terakoya_pipeline.settings import read_pipeline
 from terakoya_planning import choosing
 from terakoya_planning.choosing import Machine
 from terakoya_planning.devices import find_device

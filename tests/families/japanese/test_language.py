@@ -23,13 +23,13 @@ from tool_modules import load_tool
 from toy import make_store
 
 from terakoya import log
-from terakoya.pipeline.settings import read_pipeline
 from terakoya.plugins import registry
 from terakoya.training.screen import StepTable, progress_bar, step_cells, validation_lines
 from terakoya_contract.toy import make_tokenizer
 from terakoya_japanese.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue
 from terakoya_japanese.lines import wrap
 from terakoya_japanese.translate import Translator, translator
+from terakoya_pipeline.settings import read_pipeline
 from terakoya_planning import choosing
 from terakoya_planning.choosing import Machine
 from terakoya_planning.devices import find_device

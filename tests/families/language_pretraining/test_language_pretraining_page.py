@@ -35,7 +35,7 @@ def test_its_commands_do_what_it_says(
     entries = json.loads(SHIPPED.read_text())
     original = {name: {**entry, "fp16-type": 0, "bf16": False} for name, entry in entries.items()}
     Path("parameter.json").write_text(json.dumps(original))
-    town = ROOT / "core" / "terakoya" / "pipeline" / "demo_town.txt"
+    town = ROOT / "core" / "terakoya" / "corpus" / "demo_town.txt"
     Path("corpus.txt").write_text(town.read_text(encoding="utf-8"), encoding="utf-8")
     printed = ""
     for block in (block for block in blocks_of(PAGE) if block.kind == "not run"):

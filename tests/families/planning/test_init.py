@@ -25,8 +25,8 @@ from terakoya.config.presets import preset_names, presets_folder
 from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
 from terakoya.json_settings import read_settings
-from terakoya.pipeline.settings import read_pipeline
 from terakoya.store.subset import document_ranges
+from terakoya_pipeline.settings import read_pipeline
 from terakoya_planning import choosing
 from terakoya_planning.choosing import FAMILIES, PAPERS, Machine, choose, choose_vocabulary, find_machine, find_recipe
 from terakoya_planning.commands import init

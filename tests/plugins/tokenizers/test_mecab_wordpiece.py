@@ -38,7 +38,7 @@ from terakoya_plugins.tokenizers.mecab_character import MecabCharacter
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 from terakoya_tokenizer import BertJapaneseTokenizerFast
 
-DEMO_CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
+DEMO_CORPUS = Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt"
 
 TEXTS = [
     "寺子屋では、子どもたちが読み書きとそろばんを習った。",

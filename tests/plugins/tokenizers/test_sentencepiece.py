@@ -32,7 +32,7 @@ from terakoya.toolkit.tokenizers.sentencepiece_folder import load_model
 from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds
 
-TEXT = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
+TEXT = Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt"
 LINES = [line for line in TEXT.read_text(encoding="utf-8").split("\n") if line][:120]
 
 HARD = [

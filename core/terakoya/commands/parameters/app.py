@@ -1,4 +1,4 @@
-"""`terakoya parameters`: presets, complete parameters with their origins, single keys, JSON Schemas, scripts."""
+"""`terakoya parameters show`: complete parameters with their origins, and single keys."""
 
 from __future__ import annotations
 
@@ -60,18 +60,3 @@ def show_parameters(options: ShowOptions) -> None:
     sets = [word for each in overrides for word in ("--set", each)]
     sets += [] if nodes is None else ["--nodes", str(nodes)]
     next_command.show("train", options.file, *options.further, "--out", "work/run", "--dry-run", *sets)
-
-
-def schema(
-    name: Annotated[
-        str, typer.Argument(help="parameters, pipeline, cleaning, tokenizer, or a launcher such as slurm.")
-    ] = "parameters",
-) -> None:
-    """Print the JSON Schema of a settings file, with which an editor completes and explains keys.
-
-    Every installed component is one choice of its key, by its `type`. A file names its schema in its key "$schema".
-    """
-    from terakoya.pipeline.schema import schema_of
-    from terakoya.plugins import registry
-
-    typer.echo(json.dumps(schema_of(name, registry()), indent=2, ensure_ascii=False))

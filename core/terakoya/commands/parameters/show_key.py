@@ -10,7 +10,7 @@ from terakoya.commands.guidance import next_command
 from terakoya.log import console, translated
 
 if TYPE_CHECKING:
-    from terakoya.pipeline.keys import Entry
+    from terakoya.config.keys import Entry
 
 _FILE_ENDINGS = (".json", ".yaml", ".yml", ".py", ".sh", ".toml", ".cfg", ".ini")
 _FILES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -40,7 +40,7 @@ def is_key(given: Path) -> bool:
 
 def show(key: str) -> None:
     """Prints every entry of `key`. Raises UserError for a key that does not exist, as `find_key` does."""
-    from terakoya.pipeline.keys import find_key
+    from terakoya.config.keys import find_key
     from terakoya.plugins import registry
 
     entries = find_key(key, registry())

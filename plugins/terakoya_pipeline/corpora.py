@@ -13,14 +13,14 @@ from terakoya.corpus.beginnings import check_beginnings
 from terakoya.corpus.cleaning import AddCleaning
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import Source, find_files
-from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
-from terakoya.pipeline.settings import CorpusSettings, Pipeline
-from terakoya.pipeline.stages import content_digest
 from terakoya.plugins.cleaning import read_cleaning
 from terakoya.preparation.options import PrepareOptions
 from terakoya.preparation.prepare import prepare_store
 from terakoya.preparation.word_borders import find_word_finder
+from terakoya_pipeline.hold_out import hold_out
+from terakoya_pipeline.settings import CorpusSettings, Pipeline
+from terakoya_pipeline.stages import content_digest
 
 Part = Literal["train", "validation"]
 

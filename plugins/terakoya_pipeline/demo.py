@@ -19,9 +19,9 @@ from typing import Any
 
 from terakoya.atomic_files import write_atomically
 from terakoya.errors import UserError
-from terakoya.pipeline.run import Pipeline
-from terakoya.pipeline.stages import StageResult
 from terakoya.process_pool import available_cores
+from terakoya_pipeline.run import Pipeline
+from terakoya_pipeline.stages import StageResult
 
 SENTENCES = (
     "パン屋の森さんは、毎朝たくさんの[MASK]を焼きます。",
@@ -119,7 +119,7 @@ class Demo:
         `fresh`. Raises UserError if one of both files is there and is not as a demo wrote it, so that the output may be
         the user's."""
         text = json.dumps(self.pipeline(max_steps=max_steps), ensure_ascii=False, indent=2) + "\n"
-        corpus = (resources.files("terakoya.pipeline") / "demo_town.txt").read_bytes()
+        corpus = (resources.files("terakoya.corpus") / "demo_town.txt").read_bytes()
         wanted = {self.pipeline_file: text.encode(), self.corpus: corpus}
         there = {file: file.read_bytes() for file in wanted if file.is_file()}
         written: list[str] = json.loads(self.hashes.read_bytes()) if self.hashes.is_file() else []

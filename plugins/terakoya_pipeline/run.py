@@ -20,18 +20,18 @@ from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters
 from terakoya.conversion.elsewhere import elsewhere
 from terakoya.conversion.export import export
-from terakoya.corpus.joined_corpora import join_corpora
 from terakoya.errors import LASTING_EXIT_CODES, Stopped, TemporaryFailure, UserError
 from terakoya.json_settings import read_settings, without_notes
-from terakoya.pipeline.corpora import Part, PipelineCorpus
-from terakoya.pipeline.settings import Pipeline, read_pipeline
-from terakoya.pipeline.stages import Stage, StageResult, content_digest, run_stages
 from terakoya.preparation.word_borders import find_word_finder
 from terakoya.runs.checkpoints import list_checkpoints
 from terakoya.runs.finding import find_checkpoint
 from terakoya.store.token_store import PARTS, TokenStore
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.tokenization.train import make_tokenizer, train_tokenizer
+from terakoya_pipeline.corpora import Part, PipelineCorpus
+from terakoya_pipeline.joined_corpora import join_corpora
+from terakoya_pipeline.settings import Pipeline, read_pipeline
+from terakoya_pipeline.stages import Stage, StageResult, content_digest, run_stages
 
 __all__ = ["Pipeline", "read_pipeline", "run_pipeline"]
 

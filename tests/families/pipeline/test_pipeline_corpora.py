@@ -10,10 +10,10 @@ import pytest
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.pipeline.run import Pipeline, _Plan, read_pipeline, run_pipeline
-from terakoya.pipeline.settings import CorpusSettings
-from terakoya.pipeline.stages import StageResult, run_stages
 from terakoya.store.token_store import TokenStore
+from terakoya_pipeline.run import Pipeline, _Plan, read_pipeline, run_pipeline
+from terakoya_pipeline.settings import CorpusSettings
+from terakoya_pipeline.stages import StageResult, run_stages
 
 PARAMETERS: dict[str, Any] = {
     "data": {"sequence_length": 32},

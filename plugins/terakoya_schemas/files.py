@@ -1,4 +1,4 @@
-"""The JSON Schemas of all settings files besides a run's, which is that of `config/schema.py`: for editors."""
+"""The JSON Schemas of all settings files besides a run's, which is that of `parameters.py`: for editors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 
-from terakoya.config import schema as parameter_schema
 from terakoya.config.meanings import DescribedSchema, descriptions, summary
 from terakoya.errors import UserError, nearest
-from terakoya.pipeline.settings import CorpusEntry, Pipeline
 from terakoya.plugins import Registry
+from terakoya_pipeline.settings import CorpusEntry, Pipeline
+from terakoya_schemas import parameters as parameter_schema
 
 PARAMETERS, PIPELINE, CLEANING, TOKENIZER = "parameters", "pipeline", "cleaning", "tokenizer"
 

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
 from terakoya.commands.shared_options import complete_parameters
+from terakoya.config.keys import all_groups, find_key
 from terakoya.config.presets import preset_names, presets_folder
 from terakoya.errors import UserError
 from terakoya.json_settings import read_value
-from terakoya.pipeline.keys import all_groups, find_key
-from terakoya.pipeline.schema import schema_names, schema_of
 from terakoya.plugins import registry
+from terakoya_schemas.files import schema_names, schema_of
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from transformers import AutoTokenizer
 
 import terakoya
 from terakoya.errors import UserError
-from terakoya.pipeline.run import _Plan, read_pipeline, run_pipeline
 from terakoya.store.token_store import TokenStore
+from terakoya_pipeline.run import _Plan, read_pipeline, run_pipeline
 from terakoya_plugins.word_finders.mecab import Mecab
 
-TEXT = (Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt").read_text(encoding="utf-8")[:9_000]
+TEXT = (Path(terakoya.__file__).parent / "corpus" / "demo_corpus.txt").read_text(encoding="utf-8")[:9_000]
 KEYS: dict[str, Any] = {
     "corpus": "corpus.txt",
     "documents": "line",

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.corpus.joined_corpora import join_corpora
 from terakoya.plugins.cleaning import clean_corpus
 from terakoya.toolkit.tokenizers.word_counts import WordCounts, count_words
+from terakoya_pipeline.joined_corpora import join_corpora
 
 
 def _words(text: str) -> list[str]:

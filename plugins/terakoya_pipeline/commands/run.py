@@ -11,14 +11,14 @@ from terakoya.commands.guidance import next_command
 from terakoya.log import announce, console, error_console, translated
 
 if TYPE_CHECKING:
-    from terakoya.pipeline.run import Pipeline
-    from terakoya.pipeline.stages import StageResult
+    from terakoya_pipeline.run import Pipeline
+    from terakoya_pipeline.stages import StageResult
 
 
 def run(pipeline: Pipeline, *, redo: bool = False, trains: bool = True) -> list[StageResult]:
     """Runs every stage of `pipeline` that is not done yet, without `trains` those before the training, and prints the
-    result of each. Raises UserError as `terakoya.pipeline.run.run_pipeline` does."""
-    from terakoya.pipeline.run import run_pipeline
+    result of each. Raises UserError as `terakoya_pipeline.run.run_pipeline` does."""
+    from terakoya_pipeline.run import run_pipeline
 
     results = []
     for result in run_pipeline(pipeline, redo=redo, trains=trains):
@@ -53,7 +53,7 @@ def command(
 ) -> None:
     """Go from raw text to a model that Transformers loads; the same command continues an interrupted pipeline."""
     announce(f"terakoya run: reads {pipeline} ...")
-    from terakoya.pipeline.run import parameters_file, read_pipeline
+    from terakoya_pipeline.run import parameters_file, read_pipeline
 
     settings = read_pipeline(pipeline)
     results = run(settings, redo=redo, trains=train)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from terakoya.commands.demo import demo
-from terakoya.commands.run import run
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
-from terakoya.pipeline.demo import HELD_OUT, SENTENCES, Demo, summary_lines
-from terakoya.pipeline.run import read_pipeline, run_pipeline
-from terakoya.pipeline.stages import StageResult
+from terakoya_pipeline.commands.demo import demo
+from terakoya_pipeline.commands.run import run
+from terakoya_pipeline.demo import HELD_OUT, SENTENCES, Demo, summary_lines
+from terakoya_pipeline.run import read_pipeline, run_pipeline
+from terakoya_pipeline.stages import StageResult
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def finished(warm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 def texts(name: str) -> list[str]:
     """The documents of a bundled corpus."""
-    corpus = Corpus([Path(__file__).resolve().parents[3] / "core" / "terakoya" / "pipeline" / name])
+    corpus = Corpus([Path(__file__).resolve().parents[3] / "core" / "terakoya" / "corpus" / name])
     return [read.text for block in corpus.blocks() for read in corpus.read(block) if isinstance(read, Document)]
 
 

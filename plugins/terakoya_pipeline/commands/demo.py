@@ -19,8 +19,8 @@ def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: 
     Skips the stages that an earlier demo finished there, unless `fresh`.
     """
     from terakoya.log import console
-    from terakoya.pipeline.demo import MAX_STEPS, Demo, summary_lines
-    from terakoya.pipeline.run import run_pipeline
+    from terakoya_pipeline.demo import MAX_STEPS, Demo, summary_lines
+    from terakoya_pipeline.run import run_pipeline
 
     check_local(out, "the demo's folder")
     files = Demo(out)
@@ -46,6 +46,6 @@ def command(
     # It trains in two processes: a second thread slows a model this small down where other programs need the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     model = demo(out, max_steps=max_steps, fresh=fresh)
-    from terakoya.pipeline.demo import SENTENCES
+    from terakoya_pipeline.demo import SENTENCES
 
     next_command.show("try", model, SENTENCES[0])

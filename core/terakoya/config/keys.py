@@ -17,7 +17,6 @@ from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import COMPONENTS
 from terakoya.errors import UserError
 from terakoya.json_settings.problems import models_in
-from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import Registry
 
 File = Literal[
@@ -75,11 +74,13 @@ def parameter_groups(registry: Registry) -> Iterator[Group]:
 def all_groups(registry: Registry) -> Iterator[Group]:
     """Yields the groups of every file."""
     yield from parameter_groups(registry)
-    yield from _groups_of("pipeline", Pipeline, "")
+    if (pipeline := registry.settings.get("run")) is not None:
+        yield from _groups_of("pipeline", pipeline, "")
     for file, kind in _OF_COMPONENTS.items():
         yield from _component_groups(file, kind, "", registry)
     for words, model in registry.settings.items():
-        yield from _groups_of("command", model, "", words)
+        if words != "run":
+            yield from _groups_of("command", model, "", words)
 
 
 def _groups_of(file: File, model: type[BaseModel], path: str, type: str = "") -> Iterator[Group]:

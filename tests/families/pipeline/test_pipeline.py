@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus, Document, Reject
-from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
-from terakoya.pipeline.run import Pipeline, _Plan, read_pipeline, run_pipeline
-from terakoya.pipeline.stages import Stage, StageResult, content_digest, differences, run_stages
+from terakoya_pipeline.hold_out import hold_out
+from terakoya_pipeline.run import Pipeline, _Plan, read_pipeline, run_pipeline
+from terakoya_pipeline.stages import Stage, StageResult, content_digest, differences, run_stages
 
 KEYS: dict[str, Any] = {
     "corpus": ["text.jsonl"],
@@ -394,7 +394,7 @@ def test_the_command_ends_with_the_exit_code_of_its_training(
     parameters = str(PRESETS / "tiny_bert.json")
     plan = _Plan(_read(tmp_path, parameters=parameters, run=str(tmp_path / "run"), training_processes=2, **held_out))
     monkeypatch.setattr("terakoya.launch.local.run_processes", lambda *_: code)
-    monkeypatch.setattr("terakoya.pipeline.run.run_pipeline", lambda *_, **__: plan._train())
+    monkeypatch.setattr("terakoya_pipeline.run.run_pipeline", lambda *_, **__: plan._train())
     assert exit_code("run", tmp_path / "pipeline.json") == code
     first, rest = capsys.readouterr().err.split("\n", 1)
     assert first.startswith("terakoya run: reads ") and rest.startswith(message)

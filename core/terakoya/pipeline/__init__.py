@@ -1,1 +1,0 @@
-"""Pipelines: one JSON from raw text to a published model."""

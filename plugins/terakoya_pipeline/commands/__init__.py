@@ -1,0 +1,1 @@
+"""The verbs `terakoya run` and `terakoya demo`."""
