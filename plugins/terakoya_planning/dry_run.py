@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shutil
+import stat
 import tempfile
 import time
 from contextlib import closing
@@ -14,7 +17,6 @@ from terakoya.config.parameters import Parameters
 from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
 from terakoya.log import new_console
-from terakoya.runs.folder import free_bytes, held_bytes
 from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
@@ -196,3 +198,21 @@ def _describe_learning_rate(run: Run, phase: PlannedPhase) -> str:
         f"learning rate: {first} in the first step, {early} after a quarter, {middle} half-way, "
         f"{late} after three quarters, {last} in the last step"
     )
+
+
+def free_bytes(folder: Path) -> int:
+    """Returns the free disk space in bytes where `folder` is or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def held_bytes(folder: Path) -> int:
+    """Returns the bytes of the files in `folder`, each counted once, however many names it has."""
+    sizes = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a run that trains removes old checkpoints
+            facts = path.lstat()
+            if stat.S_ISREG(facts.st_mode):
+                sizes[facts.st_dev, facts.st_ino] = facts.st_size
+    return sum(sizes.values())

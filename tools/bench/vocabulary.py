@@ -27,9 +27,9 @@ import fugashi
 from tokenizers import BertWordPieceTokenizer
 
 from terakoya.corpus.corpus import Block, Corpus, Document
-from terakoya.tokenization.count_words import save_word_counts
 from terakoya.toolkit.tokenizers.mecab import dictionary_options
 from terakoya.toolkit.tokenizers.wordpiece import ALPHABET
+from terakoya_corpus.count_words import save_word_counts
 from terakoya_plugins.tokenizers.mecab_wordpiece import SPECIAL_TOKENS, MecabWordPiece
 
 GOALS = {"in common": 0.997, "from nothing": 1.5, "from the kept table": 5.0}

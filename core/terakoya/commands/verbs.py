@@ -19,7 +19,6 @@ from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import list_presets
 from terakoya.commands.store import app as store
 from terakoya.commands.tokenizer import app as tokenizer
-from terakoya.commands.tokenizer import count as tokenizer_count
 
 
 @hookimpl
@@ -35,10 +34,6 @@ def register_commands() -> Mapping[str, Command | Group]:
             tokenizer.import_tokenizer,
             "terakoya tokenizer import tokenizer.model --type sentencepiece --out work/tokenizer",
             passes_options=True,
-        ),
-        "tokenizer count": Command(
-            tokenizer_count.command,
-            "terakoya tokenizer count corpus.jsonl.gz --type mecab_wordpiece --out work/words.counts",
         ),
         "prepare": Command(
             prepare.command,

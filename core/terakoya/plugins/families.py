@@ -69,7 +69,7 @@ FAMILIES: dict[str, Family] = {
         needs=("launch", "parallel", "planning"),
     ),
     "compare": Family(verbs=("compare",), needs=("evaluation",)),
-    "corpus": Family(verbs=("corpus", "corpus report")),
+    "corpus": Family(verbs=("corpus", "corpus report", "tokenizer count")),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(verbs=("tokenizer extend",), keys=("start_from.grow", "start_from.vocabulary")),
     "continuation": Family(

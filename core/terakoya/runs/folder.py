@@ -1,14 +1,11 @@
-"""The folder of a run: what it may be, who uses it, and how much it holds."""
+"""The folder of a run: what it may be, and who uses it."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
-import shutil
 import socket
-import stat
 import time
 from pathlib import Path
 
@@ -79,21 +76,3 @@ def describe_holder(holder: str) -> str:
             f"`kill -9 {process}` ends it at once"
         )
     return f"pid {process} on {host}; wait for it, make it save and end with `{command}`, or choose another --out"
-
-
-def free_bytes(folder: Path) -> int:
-    """Returns the free disk space in bytes where `folder` is or will be."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-def held_bytes(folder: Path) -> int:
-    """Returns the bytes of the files in `folder`, each counted once, however many names it has."""
-    sizes = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # a run that trains removes old checkpoints
-            facts = path.lstat()
-            if stat.S_ISREG(facts.st_mode):
-                sizes[facts.st_dev, facts.st_ino] = facts.st_size
-    return sum(sizes.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,7 @@ def command(
         text = f"{folder}: {number} problem{plural(number)}, listed above"
         # of a run whose own checkpoints are whole, the copy of one that is damaged
         where = findings.damaged[0] if kind_of(folder) == "run" and findings.has_copies_alone() else folder
-        raise UserError(text if not is_local(folder) else f"{text}\n{next_command.after_damage(where)}")
+        raise UserError(text if not is_local(folder) else f"{text}\n{_after_damage(where)}")
     kind = kind_of(folder)
     if not is_local(folder):
         return
@@ -67,7 +68,31 @@ def store_command(store: Annotated[Path, typer.Argument(help="The store's folder
         console().print(fault, markup=False, soft_wrap=True)
     if faults:
         text = f"{store}: {len(faults)} problem{plural(len(faults))}, listed above"
-        raise UserError(f"{text}\n{next_command.after_damage(store)}")
+        raise UserError(f"{text}\n{_after_damage(store)}")
     counted = count_store(store)
     console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
     next_command.after_store(store, read_facts(store))
+
+
+def _after_damage(folder: Path) -> str:
+    """Returns the line that says what to do with a run, checkpoint, store or model in which faults were found. A
+    checkpoint that is not in `checkpoints/`, such as `model-best`, is a copy, from which no run continues."""
+    from terakoya.folder_kinds import kind_of
+    from terakoya.runs import status
+
+    kind = kind_of(folder)
+    run = folder.parent.parent if kind == "checkpoint" else folder
+    if kind == "run" and status.read(folder).checkpoints_gone:
+        return f"next: bring the checkpoints of {folder} back from a copy, or train again in another --out"
+    if kind == "checkpoint" and folder.absolute().parent.name != "checkpoints":
+        return f"next: restore {folder} from a copy, or remove it and take another checkpoint; its run does not need it"
+    if kind in ("run", "checkpoint"):
+        words = next_command.train_words(run)
+        again = next_command.line(*words) if words else "next: the command that started the run"
+        return f"{again}, which sets damaged checkpoints aside and continues from the newest whole one"
+    if kind == "token store":
+        return (
+            f"next: restore {folder} from a copy; or remove it and give the command that made it again, such as "
+            f"terakoya prepare (`terakoya store info {shlex.quote(str(folder))}` shows the options, if it is readable)"
+        )
+    return f"next: restore {folder} from a copy, or remove it and export it again: terakoya export RUN --out MODEL"

@@ -1,1 +1,1 @@
-"""The verbs below `terakoya corpus`."""
+"""The verbs `terakoya corpus report` and `terakoya tokenizer count`."""

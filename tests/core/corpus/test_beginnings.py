@@ -15,9 +15,9 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
 from terakoya.preparation.prepare import prepare
-from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import train_tokenizer
 from terakoya_contract.toy import make_tokenizer
+from terakoya_corpus.count_words import save_word_counts
 from terakoya_planning.corpus_facts import look_at
 
 

@@ -20,9 +20,9 @@ from terakoya.corpus import corpus as corpus_module
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import Source, content_hash
 from terakoya.errors import UserError
-from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import make_tokenizer
 from terakoya.toolkit.tokenizers.word_counts_file import read_counts
+from terakoya_corpus.count_words import save_word_counts
 
 TEXTS = [f"文書{n}は橋の話。" * (n % 7 + 1) for n in range(3000)]
 SETTINGS = {"type": "byte_bpe", "vocab_size": 300}

@@ -10,11 +10,11 @@ import pytest
 
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import train_tokenizer
 from terakoya.toolkit.tokenizers import word_counts_file as counts_file
 from terakoya.toolkit.tokenizers.word_counts import Splitter
 from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words, read_counts, write_counts
+from terakoya_corpus.count_words import save_word_counts
 
 TEXTS = ["橋を渡ると、古い茶屋がある。", "茶屋の主人は、橋の話をよくする。\n話は長い。", "bad \u2028 茶屋\0橋"] * 4
 

@@ -19,7 +19,6 @@ from terakoya.distributed.context import connect
 from terakoya.distributed.local_rendezvous import local_rendezvous
 from terakoya.distributed.topology import LaunchInfo
 from terakoya.errors import RankLostError, UserError
-from terakoya.runs.folder import held_bytes
 from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model import compilation
 from terakoya.training.setup import StartOptions, train_in_this_process
@@ -294,7 +293,7 @@ def test_a_dry_run_asks_for_the_disk_that_the_run_does_not_have_yet(
     dry.dry_run(parameters, tmp_path / "run", StartOptions())
     (tmp_path / "run/model-best").symlink_to(kept)
     (kept / "another").hardlink_to(kept / "model.safetensors")
-    assert held_bytes(tmp_path / "run") == 1_000_000
+    assert dry.held_bytes(tmp_path / "run") == 1_000_000
 
 
 def test_processes_that_gloo_does_not_connect_are_told_of_the_variable_that_names_the_network(

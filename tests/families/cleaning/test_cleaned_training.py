@@ -11,9 +11,9 @@ import pytest
 
 from terakoya.commands.main import main
 from terakoya.errors import UserError
-from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import train_tokenizer
 from terakoya_cleaning.steps import HoldOut
+from terakoya_corpus.count_words import save_word_counts
 
 TEXTS = [f"w{n} w{n}" for n in range(200)]
 STEPS: list[dict[str, Any]] = [{"type": "exact_duplicates"}, {"type": "hold_out", "share": 0.3}]

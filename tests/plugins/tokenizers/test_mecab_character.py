@@ -116,7 +116,7 @@ def test_literal_special_tokens(mode: Any, trained: Path) -> None:
 
 
 def test_trains_from_the_table_counted_for_wordpiece(tmp_path: Path) -> None:
-    from terakoya.tokenization.count_words import save_word_counts
+    from terakoya_corpus.count_words import save_word_counts
 
     straight = train(tmp_path / "straight")
     corpus = tmp_path / "straight.jsonl"

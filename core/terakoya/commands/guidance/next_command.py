@@ -236,30 +236,6 @@ def train_words(run: Path) -> tuple[str | Path, ...]:
     return (*plugin_words(run), "train", run / "parameters.json", "--out", run, *given)
 
 
-def after_damage(folder: Path) -> str:
-    """Returns the line that says what to do with a run, checkpoint, store or model in which faults were found. A
-    checkpoint that is not in `checkpoints/`, such as `model-best`, is a copy, from which no run continues."""
-    from terakoya.folder_kinds import kind_of
-    from terakoya.runs import status
-
-    kind = kind_of(folder)
-    run = folder.parent.parent if kind == "checkpoint" else folder
-    if kind == "run" and status.read(folder).checkpoints_gone:
-        return f"next: bring the checkpoints of {folder} back from a copy, or train again in another --out"
-    if kind == "checkpoint" and folder.absolute().parent.name != "checkpoints":
-        return f"next: restore {folder} from a copy, or remove it and take another checkpoint; its run does not need it"
-    if kind in ("run", "checkpoint"):
-        words = train_words(run)
-        again = line(*words) if words else "next: the command that started the run"
-        return f"{again}, which sets damaged checkpoints aside and continues from the newest whole one"
-    if kind == "token store":
-        return (
-            f"next: restore {folder} from a copy; or remove it and give the command that made it again, such as "
-            f"terakoya prepare (`terakoya store info {shlex.quote(str(folder))}` shows the options, if it is readable)"
-        )
-    return f"next: restore {folder} from a copy, or remove it and export it again: terakoya export RUN --out MODEL"
-
-
 def _kind(folder: Path) -> str:
     """Returns the key of `SENTENCES` for the model in `folder`."""
     import json

@@ -38,7 +38,7 @@ def command(options: Options) -> None:
     from terakoya.json_settings import apply_overrides
     from terakoya.log import console, progress_bar
     from terakoya.plugins.cleaning import plan_folder
-    from terakoya.tokenization.count_words import save_word_counts
+    from terakoya_corpus.count_words import save_word_counts
 
     with progress_bar("count") as progress:
         table = save_word_counts(
