@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from terakoya.hookspecs import Group as Group
     from terakoya.hookspecs import Language as Language
     from terakoya.hookspecs import hookimpl as hookimpl
-    from terakoya.inference.predictions import fill_mask as fill_mask
-    from terakoya.inference.predictions import find_replaced as find_replaced
     from terakoya.launch.here import train as train
     from terakoya.preparation.prepare import prepare as prepare
     from terakoya.tokenization.train import train_tokenizer as train_tokenizer
@@ -40,8 +38,6 @@ _FUNCTIONS = {
     "train": "terakoya.launch.here",
     "export": "terakoya.conversion.export",
     "import_checkpoint": "terakoya.conversion.import_checkpoint",
-    "fill_mask": "terakoya.inference.predictions",
-    "find_replaced": "terakoya.inference.predictions",
 }
 
 

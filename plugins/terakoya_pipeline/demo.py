@@ -156,8 +156,8 @@ def _hash(content: bytes) -> str:
 
 def summary_lines(demo: Demo, results: list[StageResult]) -> Iterator[str]:
     """Yields the lines of the summary: each of `results`, the losses, an example, the path of the model."""
-    from terakoya.inference.predictions import fill_mask
     from terakoya.log import translated
+    from terakoya_inference.predictions import fill_mask
 
     descriptions = {
         "tokenizer": "trained a MeCab + WordPiece tokenizer on the bundled corpus",

@@ -25,11 +25,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
 import terakoya
-from terakoya.commands.try_model import TryOptions, try_texts
 from terakoya.corpus.corpus import Corpus
 from terakoya.training.checkpoint.state import StoredTensors
 from terakoya_checks.diagnose import diagnose
 from terakoya_contract import toy as toy_model
+from terakoya_inference.commands.try_model import TryOptions, try_texts
 
 T = TypeVar("T")
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32, "hidden_size": 16}

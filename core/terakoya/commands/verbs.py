@@ -13,7 +13,6 @@ from terakoya.commands import (
     save,
     status,
     train,
-    try_model,
 )
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import list_presets
@@ -52,7 +51,6 @@ def register_commands() -> Mapping[str, Command | Group]:
             "terakoya import megatron checkpoints/iter_0001000 --tokenizer work/tokenizer --out work/model",
             passes_options=True,
         ),
-        "try": Command(try_model.command, 'terakoya try work/model "東京は日本の[MASK]です。"'),
         "plugins": Group("List installed plugins, write and check your own."),
         "plugins list": Command(plugins.list_plugins, "terakoya plugins list"),
         "plugins show": Command(plugins.show_component, "terakoya plugins show bert"),

@@ -1,1 +1,1 @@
-"""Uses finished models: loads them, fills masks, finds replaced tokens, generates text."""
+"""Finds finished models and loads them, with an attention that is safe for padded rows."""

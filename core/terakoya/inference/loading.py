@@ -91,6 +91,13 @@ def find_model(folder: Path, text: str = "") -> tuple[Path, bool]:
     return folder, DISCRIMINATOR_CLASS in classes or REPLACED_LABEL in (config.get("label2id") or {})
 
 
+def is_causal(folder: Path) -> bool:
+    """Whether the Transformers folder `folder` contains a causal language model."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    names = [*(config.get("architectures") or ()), *(config.get("auto_map") or ())]
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
 def custom_code_files(folder: Path) -> list[str]:
     """Names of the Python files that Transformers would run to load the model in `folder`.
 

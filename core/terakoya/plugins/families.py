@@ -90,7 +90,11 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "forks": Family(verbs=("average", "fork")),
-    "hub": Family(verbs=("upload",), needs=("report",)),
+    "hub": Family(verbs=("upload",), needs=("inference", "report")),
+    "inference": Family(
+        verbs=("try",),
+        functions={"fill_mask": "terakoya_inference.predictions", "find_replaced": "terakoya_inference.predictions"},
+    ),
     "japanese": Family(languages=("ja",)),
     "language_pretraining": Family(
         verbs=(
@@ -109,7 +113,7 @@ FAMILIES: dict[str, Family] = {
         components=("events accelerate_requests", "launchers hosts", "launchers local", "launchers slurm"),
     ),
     "parallel": Family(engines=("ddp", "deepspeed", "fsdp")),
-    "pipeline": Family(verbs=("demo", "run")),
+    "pipeline": Family(verbs=("demo", "run"), needs=("inference",)),
     "planning": Family(
         verbs=("estimate", "init", "train --dry-run"),
         functions={"estimate": "terakoya_planning.estimate"},

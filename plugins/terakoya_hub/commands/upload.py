@@ -62,7 +62,7 @@ def _try(options: UploadOptions, folder: Path, prompt: str) -> str:
     import contextlib
     import io
 
-    from terakoya.commands.try_model import TryOptions, try_texts
+    from terakoya_inference.commands.try_model import TryOptions, try_texts
 
     output = io.StringIO()
     with contextlib.redirect_stdout(output):

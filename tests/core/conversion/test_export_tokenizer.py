@@ -26,8 +26,8 @@ from transformers import (
 
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.inference.generation import Sampling, TextGenerator
 from terakoya.toolkit.formats import transformers_folder
+from terakoya_inference.generation import Sampling, TextGenerator
 
 SIZES = {
     "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,

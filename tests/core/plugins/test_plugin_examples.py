@@ -24,11 +24,11 @@ from typer.testing import CliRunner
 from terakoya.commands.main import build_app
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
-from terakoya.inference.predictions import fill_mask
 from terakoya.plugins import loading as plugins
 from terakoya.plugins.run_record import record_plugins
 from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 from terakoya_contract.toy import make_tokenizer
+from terakoya_inference.predictions import fill_mask
 
 PAGES = ("plugins/README.md", "docs/reference/plugins.md")
 TEXT = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)

@@ -240,8 +240,7 @@ def _kind(folder: Path) -> str:
     """Returns the key of `SENTENCES` for the model in `folder`."""
     import json
 
-    from terakoya.inference.generation import is_causal
-    from terakoya.inference.loading import find_model
+    from terakoya.inference.loading import find_model, is_causal
 
     if find_model(folder)[1]:
         return "replaced"

@@ -19,9 +19,9 @@ from transformers import (
 )
 
 from terakoya.errors import UserError
-from terakoya.inference import generation
-from terakoya.inference.generation import Sampling, TextGenerator
 from terakoya.toolkit import fast_products
+from terakoya_inference import generation
+from terakoya_inference.generation import Sampling, TextGenerator
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"山川雪月花鳥風空海雨が降るに"]
 GREEDY = Sampling(max_new_tokens=6, temperature=0)

@@ -18,8 +18,8 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from terakoya.inference.generation import Sampling, TextGenerator
-    from terakoya.inference.predictions import TokenPrediction
+    from terakoya_inference.generation import Sampling, TextGenerator
+    from terakoya_inference.predictions import TokenPrediction
 
 NO_TEMPLATE = "; the tokenizer has no chat template: the model continues the whole conversation as plain text"
 TASK_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
@@ -81,9 +81,9 @@ def try_texts(options: TryOptions) -> None:
     """Prints what the model in `folder` makes of `texts`. Raises UserError as `terakoya try` reports it."""
     from rich.text import Text
 
-    from terakoya.inference.generation import Sampling, TextGenerator, is_causal
-    from terakoya.inference.loading import MASK, find_model, find_models
+    from terakoya.inference.loading import MASK, find_model, find_models, is_causal
     from terakoya.log import new_console
+    from terakoya_inference.generation import Sampling, TextGenerator
 
     console, texts = new_console(), [re.sub("［(MASK|ＭＡＳＫ)］", MASK, text) for text in options.texts]
     for text in texts:
@@ -121,7 +121,7 @@ def _predict(folder: Path, text: str, options: TryOptions, console: Console) -> 
     from rich.text import Text
 
     from terakoya.inference.loading import find_model
-    from terakoya.inference.predictions import fill_mask, find_replaced, generate
+    from terakoya_inference.predictions import fill_mask, find_replaced, generate
 
     model, is_discriminator = find_model(folder, text)
     how: Any = {"device": options.device, "trust_remote_code": options.trust_remote_code}

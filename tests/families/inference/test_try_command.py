@@ -21,11 +21,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from terakoya.commands.try_model import print_tokens
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced, with_sentinels
 from terakoya.runs import checkpoints
+from terakoya_inference.commands.try_model import print_tokens
+from terakoya_inference.predictions import TokenPrediction, fill_mask, find_replaced, with_sentinels
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
 from terakoya_plugins.architectures.roberta import Roberta

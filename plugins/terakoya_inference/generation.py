@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +24,6 @@ class Sampling:
     top_p: float = 0.95
     top_k: int = 0
     seed: int = 0
-
-
-def is_causal(folder: Path) -> bool:
-    """Whether the Transformers folder `folder` contains a causal language model."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    names = [*(config.get("architectures") or ()), *(config.get("auto_map") or ())]
-    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 class TextGenerator:

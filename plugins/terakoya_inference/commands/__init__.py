@@ -1,0 +1,1 @@
+"""The verb `terakoya try`."""
