@@ -12,12 +12,12 @@ from terakoya.commands import (
     prepare,
     save,
     status,
+    store,
+    tokenizer,
     train,
 )
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import list_presets
-from terakoya.commands.store import app as store
-from terakoya.commands.tokenizer import app as tokenizer
 
 
 @hookimpl

@@ -1,1 +1,0 @@
-"""`terakoya store` and its subcommands."""

@@ -1,1 +1,0 @@
-"""`terakoya tokenizer` and its verbs."""
