@@ -30,7 +30,7 @@ from terakoya.process_pool import is_alive
 
 
 class FileFacts(BaseModel):
-    """The size in bytes and the SHA-256 of a file of the token store."""
+    """The size in bytes and the SHA-256 of a file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,9 +38,11 @@ class FileFacts(BaseModel):
     sha256: str
 
     @classmethod
-    def of(cls, file: Path) -> Self:
-        """Reads `file`."""
+    def of(cls, file: Path, *, sync: bool = False) -> Self:
+        """Reads `file`; with `sync`, it is flushed to disk first."""
         with file.open("rb") as stream:
+            if sync:
+                os.fsync(stream.fileno())
             return cls(sha256=hashlib.file_digest(stream, "sha256").hexdigest(), size=stream.tell())
 
 

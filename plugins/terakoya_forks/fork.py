@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from terakoya.atomic_files import check_new_folder, new_folder
+from terakoya.atomic_files import FileFacts, check_new_folder, new_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters, changed_keys
@@ -30,7 +30,7 @@ from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
 from terakoya.rows.stores import Stores
 from terakoya.runs import metrics
-from terakoya.runs.checkpoints import MANIFEST, file_facts, find_problems, folder_name, read_manifest
+from terakoya.runs.checkpoints import MANIFEST, find_problems, folder_name, read_manifest
 from terakoya.runs.finding import PERMANENT, find_checkpoint
 from terakoya.runs.forks import Fork, write_fork
 from terakoya.toolkit.checkpoint_copies import link_file
@@ -69,7 +69,7 @@ def fork(source: Path, out: Path, overrides: Sequence[str] = ()) -> Fork:
     fork = Fork(
         run=str(_run_of(folder).resolve()),
         step=manifest["step"],
-        manifest=file_facts(folder / MANIFEST)["sha256"],
+        manifest=FileFacts.of(folder / MANIFEST).sha256,
         changed=tuple(_check_changes(folder, manifest, before, parameters)),
     )
     record = {

@@ -20,7 +20,7 @@ from typing import Any
 from terakoya.atomic_files import FileFacts, commit_folder
 from terakoya.errors import UserError
 from terakoya.runs import metrics
-from terakoya.runs.checkpoints import KEEP_BEFORE, MANIFEST, NAME, DamagedError, file_facts, read_manifest
+from terakoya.runs.checkpoints import KEEP_BEFORE, MANIFEST, NAME, DamagedError, read_manifest
 from terakoya.runs.files import MACHINE_FILES
 from terakoya_places.object_folder import THREADS, ObjectFolder
 
@@ -93,7 +93,7 @@ def send_checkpoint(store: ObjectFolder, folder: Path, name: str, sizes: Sizes) 
             return
         store.upload(folder / file, target)
         if store.facts(target).model_dump() != expected:
-            if file_facts(folder / file) != expected:
+            if FileFacts.of(folder / file).model_dump() != expected:
                 raise DamagedError(f"{folder}: {file}: content changed")
             raise SentOtherwise(f"{store}/{target}: another content arrived than was sent")
 

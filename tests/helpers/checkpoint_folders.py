@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from terakoya.atomic_files import FileFacts
 from terakoya.runs import checkpoints
 
 FACTS: Mapping[str, Any] = {
@@ -20,7 +21,7 @@ FACTS: Mapping[str, Any] = {
 def write_manifest(folder: Path, step: int, **facts: Any) -> Path:
     """Describes all files of `folder` in a manifest, which `facts` are added to; returns its path."""
     files = {
-        path.relative_to(folder).as_posix(): checkpoints.file_facts(path)
+        path.relative_to(folder).as_posix(): FileFacts.of(path).model_dump()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "manifest.json"
     }

@@ -176,14 +176,6 @@ def find_conflict(name: str, manifest: Mapping[str, Any]) -> str | None:
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def file_facts(path: Path, *, sync: bool = False) -> dict[str, Any]:
-    """Returns a manifest's entry for the file `path`: `size` and `sha256`. With `sync`, flushes the file to disk."""
-    with path.open("rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
 def find_problems(folder: Path, *, hashed: Sequence[str] = ALL_FILES) -> list[str]:
     """Returns how the checkpoint `folder` is damaged, a line per problem; none if it is whole. `hashed` is how the
     names of files begin whose contents are read: `model/`, for example, or by default all; of the others only the sizes
@@ -208,7 +200,7 @@ def find_problems(folder: Path, *, hashed: Sequence[str] = ALL_FILES) -> list[st
                 return f"{name}: not a regular file"
             if facts.st_size != expected["size"]:
                 return f"{name}: {facts.st_size} bytes, expected {expected['size']}"
-            if name.startswith(tuple(hashed)) and file_facts(path) != expected:
+            if name.startswith(tuple(hashed)) and FileFacts.of(path).model_dump() != expected:
                 return f"{name}: content changed"
         except (FileNotFoundError, NotADirectoryError):
             return f"{name}: missing"

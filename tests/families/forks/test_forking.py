@@ -10,10 +10,11 @@ import pytest
 import torch
 import toy
 
+from terakoya.atomic_files import FileFacts
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.runs import forks, metrics, status
-from terakoya.runs.checkpoints import file_facts, find_problems, read_manifest
+from terakoya.runs.checkpoints import find_problems, read_manifest
 from terakoya_forks import fork as forking
 from terakoya_forks.fork import fork
 
@@ -60,7 +61,7 @@ def test_an_unchanged_fork_takes_the_steps_of_its_parent_which_may_be_gone(trunk
     facts = fork(Path(f"{parent}@5"), new)
     assert facts == forks.read_fork(new)
     assert (facts.run, facts.step, facts.changed) == (str(parent), 5, ())
-    assert facts.manifest == file_facts(manifest)["sha256"]
+    assert facts.manifest == FileFacts.of(manifest).sha256
     assert manifest.samefile(new / STEP(5) / "manifest.json")  # a second name, no second file
     shutil.rmtree(parent)
     assert find_problems(new / STEP(5)) == []

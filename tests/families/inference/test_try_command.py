@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from terakoya.atomic_files import FileFacts
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.runs import checkpoints
@@ -155,7 +156,7 @@ def test_a_checkpoints_models_use_the_tokenizer_of_the_checkpoint(folder: Path, 
             target = checkpoint / ("model/" + name if kept else "tokenizer") / file.name
             target.write_bytes(file.read_bytes())
     files = {
-        path.relative_to(checkpoint).as_posix(): checkpoints.file_facts(path)
+        path.relative_to(checkpoint).as_posix(): FileFacts.of(path).model_dump()
         for path in checkpoint.rglob("*")
         if path.is_file()
     }

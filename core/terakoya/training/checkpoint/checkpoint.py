@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from terakoya.atomic_files import commit_folder, copy_folder
+from terakoya.atomic_files import FileFacts, commit_folder, copy_folder
 from terakoya.distributed.all_ranks import Shutdown, run_on_all_ranks
 from terakoya.distributed.context import DistributedContext
 from terakoya.errors import UserError
@@ -32,7 +32,6 @@ from terakoya.runs.checkpoints import (
     FORMAT,
     KEEP_BEFORE,
     MANIFEST,
-    file_facts,
     find_conflict,
     find_problems,
     folder_name,
@@ -171,7 +170,7 @@ def _commit(staging: Path, final: Path, facts: Mapping[str, Any], written: Mappi
     for path in sorted(staging.rglob("*")):
         name = path.relative_to(staging).as_posix()
         if path.is_file() and name not in files:
-            files[name] = file_facts(path)
+            files[name] = FileFacts.of(path).model_dump()
     manifest = staging / MANIFEST
     content = with_hash({**facts, "files": dict(sorted(files.items()))})
     conflict = find_conflict(final.name, content)

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from terakoya.atomic_files import FileFacts
 from terakoya.components import EventListener, TensorShard
 from terakoya.components.event import SavedTensors
 from terakoya.errors import UserError
-from terakoya.runs.checkpoints import file_facts, read_manifest
+from terakoya.runs.checkpoints import read_manifest
 from terakoya.training.checkpoint.state import StoredTensors, write_file
 from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model.module_parts import saved_values
@@ -50,7 +51,7 @@ def collect(listeners: Mapping[str, EventListener], rank: int) -> EventTensors:
 
 def write(folder: Path, rank: int, tensors: EventTensors) -> dict[str, dict[str, Any]]:
     """Writes the `tensors` of `rank` into the checkpoint `folder`, which has no manifest yet, and flushes them to disk.
-    Returns name -> `file_facts` of each file. Raises OSError."""
+    Returns name -> size and SHA-256 of each file. Raises OSError."""
     written = {}
     for plugin, shards in tensors.items():
         if rank and not shards:
@@ -58,7 +59,7 @@ def write(folder: Path, rank: int, tensors: EventTensors) -> dict[str, dict[str,
         (folder / FOLDER).mkdir(exist_ok=True)
         name = f"{FOLDER}/{plugin}{f'-{rank:05d}' if rank else ''}{ENDING}"
         write_file(folder / name, shards)
-        written[name] = file_facts(folder / name, sync=True)
+        written[name] = FileFacts.of(folder / name, sync=True).model_dump()
     return written
 
 

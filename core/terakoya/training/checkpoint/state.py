@@ -25,8 +25,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from terakoya.atomic_files import FileFacts
 from terakoya.errors import UserError
-from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest
+from terakoya.runs.checkpoints import MANIFEST, read_manifest
 from terakoya.toolkit.deferred_tensors import DeferredTensors
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.engines.engine import Engine
@@ -53,7 +54,7 @@ class WrittenState(NamedTuple):
     """What one rank wrote.
 
     Attributes:
-        files: name -> `file_facts` of each file, after it was flushed to disk.
+        files: name -> size and SHA-256 of each file, after it was flushed to disk.
         not_finite: names of tensors with a NaN or an infinity; their shards, and those after them, were not written.
     """
 
@@ -80,7 +81,7 @@ def write(folder: Path, rank: int, source: ShardSource) -> WrittenState:
             part += 1
             try:
                 write_file(folder / name, shards)
-                written.files[name] = file_facts(folder / name, sync=True)
+                written.files[name] = FileFacts.of(folder / name, sync=True).model_dump()
             except OSError as error:
                 failure = error
     if failure is not None:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from terakoya.atomic_files import FileFacts
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, decides_tensors, whole_sections
 from terakoya.errors import UserError
 from terakoya.json_settings import short_json, value_at
 from terakoya.rows.stores import Stores
-from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest
+from terakoya.runs.checkpoints import MANIFEST, read_manifest
 from terakoya.runs.forks import Fork, read_fork
 from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 
@@ -83,7 +84,7 @@ def consent_of_fork(run: Path, folder: Path) -> Fork | None:
     """Returns what the run in `run` knows of its parent where it continues from the very checkpoint `folder` at which
     it has left that: the changes that `terakoya fork` took there count as allowed."""
     fork = read_fork(run)
-    return fork if fork is not None and file_facts(folder / MANIFEST)["sha256"] == fork.manifest else None
+    return fork if fork is not None and FileFacts.of(folder / MANIFEST).sha256 == fork.manifest else None
 
 
 def check_vocabulary(folder: Path, stores: Stores) -> None:
