@@ -83,16 +83,10 @@ class RunObjective:
             tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
         )  # fmt: skip
         module = module.to(device).eval()
-        has_flash = device.type == "cuda" and self.precision != "fp32"
-        backend = attention.choose(
-            "sdpa" if self.parameters.attention == "flash" and not has_flash else self.parameters.attention,
-            device=device,
-            length=self.parameters.data.sequence_length,
-            precision=self.precision,
-            dropout=0.0,
-            plain_softmax=attention.plain_softmax(module),
-            document_masking=self.parameters.architecture.document_masking,
-        )
+        facts = attention.find_facts(module, self.precision, self.parameters.architecture.document_masking)
+        wanted = "auto" if self.parameters.attention == "flash" else self.parameters.attention  # where flash can be
+        length = self.parameters.data.sequence_length
+        backend = attention.choose(wanted, device=device, length=length, **{**facts, "dropout": 0.0})
         attention.use(module, backend)
         autocast_forward(module, device, self.precision)
         self.module, self.flash = module, backend == "flash"

@@ -265,15 +265,10 @@ def _simulate(
 
 def _takes_flash(parameters: Parameters, module: nn.Module) -> bool:
     """Whether a run of `module` on a GPU attends with flash."""
-    facts: dict[str, Any] = {
-        "precision": parameters.precision,
-        "dropout": attention.dropout(module),
-        "plain_softmax": attention.plain_softmax(module),
-        "document_masking": parameters.architecture.document_masking,
-    }
-    if parameters.attention == "flash":
-        return not attention.why_not_flash(**facts)
+    facts = attention.find_facts(module, parameters.precision, parameters.architecture.document_masking)
     length, gpu = parameters.data.sequence_length, torch.device("cuda")
+    if parameters.attention == "flash":
+        return not attention.why_not_flash(device=gpu, **facts)
     return attention.choose(parameters.attention, device=gpu, length=length, **facts) == "flash"
 
 

@@ -14,7 +14,7 @@ See docs/design/attention.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import signature
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from terakoya.components.flops import mean_context
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import _attention_backends, _document_attention
+from terakoya.toolkit.fast_products import describe_processor, multiplies_fast
 
 PREFIX = "terakoya_"
 BACKENDS = ("sdpa", "eager", "flash")
@@ -44,13 +45,11 @@ have exact room: by its source, the backward kernel then divides a head of a doc
 left when each document that there is room for has one."""
 FASTEST: Mapping[int, Literal["flash", "sdpa"]] = {}
 """The faster backend for rows of at most so many tokens, as it was measured where both compute a run; rows that are
-longer than all of these take flash, which does no work outside of documents.
-
-Measured so far, and no reason for an entry: fused blocks of bert_base with rows of 512 on an H200, not
-deterministic, where the card waits for the host: 508,762 tokens/s with sdpa and 491,353 with flash, no more than two
-such measurements differ by."""
+longer than all of these take flash, which does no work outside of documents."""
 MOST_DOCUMENTS = 65_535
 """How many documents the flash kernel takes: the second size of a CUDA grid."""
+LARGEST_HEAD = 256
+"""How many channels of a head the flash kernel takes."""
 EXCHANGE = "exchange"
 """The name of the `Exchange` in a batch, with which processes that share the positions of rows attend in whole rows.
 The arrays (B, t) of such a batch hold a slice of the positions; `document_ids` (B, T) is whole."""
@@ -260,7 +259,7 @@ def choose(requested: str, *, device: torch.device, length: int, **facts: Any) -
     requested backend does not support the run."""
     if requested not in ("auto", "flash"):
         return requested
-    obstacle = why_not_flash(**facts) if device.type == "cuda" else f"this run is on the {device.type}"
+    obstacle = why_not_flash(device=device, **facts)
     if requested == "auto":
         return "sdpa" if obstacle else next((FASTEST[rows] for rows in sorted(FASTEST) if length <= rows), "flash")
     if obstacle:
@@ -269,10 +268,16 @@ def choose(requested: str, *, device: torch.device, length: int, **facts: Any) -
 
 
 def why_not_flash(
-    *, precision: str, dropout: float, document_masking: str = "attention_interface", plain_softmax: bool = True
-) -> str:
-    """Returns why flash does not support a run on a GPU, and what would change that; empty where it does. Arguments as
-    in `choose`."""
+    *, device: torch.device, precision: str, dropout: float, document_masking: str = "attention_interface",
+    plain_softmax: bool = True, head_sizes: Collection[int] = (),
+) -> str:  # fmt: skip
+    """Returns why flash does not support a run, and what would change that; empty where it does; see `choose`."""
+    if device.type != "cuda":
+        return f"this run is on the {device.type}"
+    if torch.cuda.is_available() and not multiplies_fast("bf16", device):
+        return f"{describe_processor(device)} is older than Ampere, for which torch has it"
+    if odd := [size for size in head_sizes if size % 8 or size > LARGEST_HEAD]:
+        return f"heads have {odd[0]} channels, and flash takes multiples of 8 up to {LARGEST_HEAD}"
     if document_masking != "attention_interface":
         return "the architecture masks or biases its scores itself"
     if not plain_softmax:
@@ -280,6 +285,17 @@ def why_not_flash(
     if dropout:
         return f"the attention has dropout {dropout}, which flash has not; set it to 0.0 in the architecture"
     return 'precision is fp32; flash needs "bf16" or "fp16"' if precision == "fp32" else ""
+
+
+def find_facts(module: nn.Module, precision: str, document_masking: str) -> dict[str, Any]:
+    """Returns the facts for `choose` of a run of `module`."""
+    configs = [part.config for part in module.modules() if isinstance(part, PreTrainedModel)]
+    known = [each for each in configs if isinstance(getattr(each, "num_attention_heads", None), int)]
+    sizes = {getattr(each, "head_dim", None) or each.hidden_size // each.num_attention_heads for each in known}
+    return {
+        "precision": precision, "dropout": dropout(module), "plain_softmax": plain_softmax(module),
+        "document_masking": document_masking, "head_sizes": sorted(sizes),
+    }  # fmt: skip
 
 
 def wasted_scores(document_ids: np.ndarray) -> float:

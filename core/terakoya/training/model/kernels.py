@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -43,15 +42,11 @@ def choose_attention(
     parameters: Parameters, module: nn.Module, loader: Loader, device: torch.device, *, say: Callable[[str], None]
 ) -> str:
     """Returns the attention backend of `module`. On a GPU it says why "auto" is not flash, and what that costs."""
-    facts: dict[str, Any] = {
-        "precision": parameters.precision,
-        "dropout": attention.dropout(module),
-        "plain_softmax": attention.plain_softmax(module),
-        "document_masking": parameters.architecture.document_masking,
-    }
+    facts = attention.find_facts(module, parameters.precision, parameters.architecture.document_masking)
     length = max(each.sequence_length for each in parameters.all_data)
     backend = attention.choose(parameters.attention, device=device, length=length, **facts)
-    if parameters.attention == "auto" and device.type == "cuda" and (obstacle := attention.why_not_flash(**facts)):
+    obstacle = attention.why_not_flash(device=device, **facts)
+    if parameters.attention == "auto" and device.type == "cuda" and obstacle:
         factor = attention.wasted_scores(loader.load(0, SAMPLED_ROWS).document_ids)
         say(
             f"attention sdpa, not flash: {obstacle}. sdpa computes {factor:.1f} times the scores that the documents of "
