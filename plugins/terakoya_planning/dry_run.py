@@ -58,7 +58,7 @@ def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS)
     parameters, stores, context = meet(parameters, out, options)
     place = options.place
     console = new_console(stderr=True, quiet=not context.is_main)
-    try:
+    with context:
         for tracker in parameters.trackers:
             context.decide_on_main(tracker.check)
         if not place.is_local:
@@ -110,8 +110,6 @@ def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS)
                 seconds / 3600, steps, rates[0], phases[0].rank_batch, context.world_size, stores.vocabulary.size,
                 parameters,
             )  # fmt: skip
-    finally:
-        context.close(waits=False)
 
 
 def _checkpoint_bytes(trainer: Trainer, checkpoints: int) -> int:

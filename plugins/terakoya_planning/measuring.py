@@ -75,18 +75,12 @@ def _probe_in_this_process(
     parameters: Parameters, vocab_size: int, rows: int, micro_steps: int, seconds: float, answer: Path | None = None
 ) -> Probed | None:
     parallel = parameters.parallel
-    context = connect(
-        LaunchInfo.from_environment(node_rank=None),
-        replica_size=parallel.replica_size,
-        timeout_seconds=parallel.timeout_seconds,
-    )
-    try:
+    launch = LaunchInfo.from_environment(node_rank=None)
+    with connect(launch, replica_size=parallel.replica_size, timeout_seconds=parallel.timeout_seconds) as context:
         found = probe(parameters, context, vocab_size=vocab_size, rows=rows, micro_steps=micro_steps, seconds=seconds)
         if answer is not None and context.is_main:
             answer.write_text(json.dumps(None if found is None else asdict(found)), encoding="utf-8")
         return found
-    finally:
-        context.close(waits=False)
 
 
 def main() -> None:

@@ -180,15 +180,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             log.translate_with(language.translate, language.wrap)
         plugins = add_inherited(PLUGINS_VARIABLE, _before_the_verb(given, "--plugin"))
         command_line(plugins, without, language)(given, prog_name="terakoya")
-    except (UserError, OSError) as error:
-        if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0") or (isinstance(error, OSError) and not error.errno):
+    except Exception as error:
+        code, leaves_at_once = 1, getattr(error, "leaves_at_once", False)
+        debugs = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+        if isinstance(error, UserError | OSError) and not (debugs or (isinstance(error, OSError) and not error.errno)):
+            text = describe_os_error(error) if isinstance(error, OSError) else str(error)
+            if not is_said_already(text):
+                log.print_labelled("" if isinstance(error, Stopped) else "error:", text, style="bold red")
+            code = os_error_exit_code(error.errno) if isinstance(error, OSError) else error.exit_code
+            _note_lasting_code(code)
+        elif leaves_at_once:
+            sys.excepthook(type(error), error, error.__traceback__)
+        else:
             raise
-        text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        if not is_said_already(text):
-            log.print_labelled("" if isinstance(error, Stopped) else "error:", text, style="bold red")
-        code = os_error_exit_code(error.errno) if isinstance(error, OSError) else error.exit_code
-        _note_lasting_code(code)
-        if isinstance(error, UserError) and error.leaves_at_once:
+        if leaves_at_once:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -147,11 +147,20 @@ class DistributedContext:
             raise refused
         return cast(T, result)
 
-    def close(self, *, waits: bool) -> None:
-        """Leaves the process group; `waits` until all ranks do, as they must have finished with each other before."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close(error=error)
+
+    def close(self, *, waits: bool = False, error: BaseException | None = None) -> None:
+        """Leaves the process group; `waits` until all ranks do, as they must have finished with each other before. With
+        an `error` on GPUs the process ends at once instead: NCCL waits for what the other ranks may never do."""
         if self.heartbeat is not None:
             self.heartbeat.close()
-        if dist.is_initialized():
+        if error is not None and self.device.type == "cuda" and self.world_size > 1:
+            error.leaves_at_once = True  # type: ignore[attr-defined]
+        elif dist.is_initialized():
             if waits:
                 self.barrier()
             dist.destroy_process_group()
@@ -224,9 +233,8 @@ def connect(
                 "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
             )
         ranks = {"RANK": launch.rank, "WORLD_SIZE": launch.world_size, "LOCAL_RANK": launch.local_rank}
-        os.environ.update(
-            {name: str(value) for name, value in ranks.items()}, MASTER_PORT=os.environ.get("MASTER_PORT", "29500")
-        )
+        os.environ.update({name: str(value) for name, value in ranks.items()})
+        os.environ.setdefault("MASTER_PORT", "29500")
     cuda = torch.cuda.is_available()
     if cuda:
         gpu_allocator.let_segments_grow()

@@ -9,6 +9,8 @@ import torch
 
 NAMESPACE = "terakoya"
 DEVICES = ("CPU", "CUDA")
+is_traced = torch.compiler.is_compiling
+"""Whether torch.compile is looking at what runs."""
 
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
@@ -30,8 +32,3 @@ def operation(without_data: Callable[..., Any], *, changes: Sequence[str] = ()) 
         return getattr(getattr(torch.ops, NAMESPACE), name).default
 
     return define
-
-
-def is_traced() -> bool:
-    """Whether torch.compile is looking at what runs."""
-    return torch.compiler.is_compiling()

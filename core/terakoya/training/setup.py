@@ -71,7 +71,7 @@ def train_in_this_process(parameters: Parameters, out: Path, options: StartOptio
     with recorded_refusal(out) if rank == 0 else contextlib.nullcontext():
         check_allowed_changes(options.allow_change, parameters, registry())
         parameters, stores, context = meet(parameters, out, options)
-    with contextlib.nullcontext(options.stop) if options.stop is not None else StopRequest() as stop:
+    with contextlib.nullcontext(options.stop) if options.stop is not None else StopRequest() as stop, context:
         try:
             keep = parameters.checkpoint.keep
             with (
@@ -85,8 +85,6 @@ def train_in_this_process(parameters: Parameters, out: Path, options: StartOptio
         except BaseException:
             stop.close()  # from here on a signal kills this process, even if it hangs
             raise
-        finally:
-            context.close(waits=False)  # ranks have met after the last step, or one is gone
 
 
 @dataclass(frozen=True)

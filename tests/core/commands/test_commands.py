@@ -18,7 +18,8 @@ from command_line import call
 from documented_commands import verbs
 
 import terakoya.commands
-from terakoya.errors import RankLostError
+from terakoya.commands import main
+from terakoya.errors import RankLostError, UserError
 from terakoya.plugins import loading as plugins
 
 PRESET = str(Path(__file__).resolve().parents[3] / "parameters" / "tiny_bert.json")
@@ -214,3 +215,36 @@ def test_what_is_given_several_times_is_shown_plainly(
 ) -> None:
     _, out, _ = call(capsys, arguments, "--help")
     assert out.startswith(f"Usage: terakoya {arguments} {usage}") and "list[" not in out
+
+
+class _Left(BaseException):
+    """A process that ends at once."""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UserError("the loss is no number"), 2, "error: the loss is no number"),
+        (RankLostError("rank 1 is gone"), 76, "error: rank 1 is gone"),
+        (RuntimeError("CUDA out of memory"), 1, "RuntimeError: CUDA out of memory"),
+    ],
+)
+def test_a_process_that_must_not_wait_for_others_ends_without_pythons_own_end(
+    error: Exception, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error.leaves_at_once = True  # type: ignore[attr-defined]
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        raise _Left
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(main, "command_line", lambda *_: fail)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with pytest.raises(_Left):
+        main.main(["doctor"])
+    assert codes == [code] and words in capsys.readouterr().err
