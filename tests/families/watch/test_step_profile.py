@@ -92,3 +92,18 @@ def test_what_is_known_of_a_gpu_is_logged(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "temperature", missing)
     assert gpu_state.gpu_values(device) == {"gpu_memory": 12.34}
     assert gpu_state.describe({"loss": 1.0}) == ""
+
+
+def test_a_card_that_does_not_tell_its_power_is_trained_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a virtual machine with a part of a card, where the package's own error says so."""
+
+    class NVMLError(Exception):
+        """The class that nvidia-ml-py derives NVMLError_NotSupported and NVMLError_NoPermission from."""
+
+    def refuse(_: object) -> float:
+        raise NVMLError("Not Supported")
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 12_340_000_000)
+    monkeypatch.setattr(torch.cuda, "power_draw", refuse)
+    monkeypatch.setattr(torch.cuda, "temperature", lambda _: 61)
+    assert gpu_state.gpu_values(torch.device("cuda", 0)) == {"gpu_memory": 12.34, "gpu_temperature": 61}
