@@ -98,10 +98,10 @@ class StepProfile(StepTimer):
         """Writes what was profiled up to `step`, if anything; collective."""
         if self._profiler is None:
             return
-        first = self._first
+        first, ended = self._first, self._now()
         if self.context.device.type == "cuda":
-            torch.cuda.synchronize()
-        whole = self._seconds(self._began, self._now())
+            torch.cuda.synchronize()  # torch measures no time to an event that the GPU has not reached
+        whole = self._seconds(self._began, ended)
         profiler, self._profiler = self._profiler, None
         profiler.stop()
         seconds: dict[str, float] = defaultdict(float)

@@ -4,7 +4,7 @@ import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training import gpu_state
 from terakoya.training.setup import train_in_this_process
-from terakoya_watch.step_profile import PARTS, collective_seconds, describe, slowest_rank
+from terakoya_watch.step_profile import PARTS, StepProfile, collective_seconds, describe, slowest_rank
 
 
 @pytest.mark.slow
@@ -57,6 +57,49 @@ def test_steps_in_the_wrong_order_are_refused(store: Path) -> None:
 
 def times(**changes: float) -> dict[str, float]:
     return {"data": 1.0, "forward": 10.0, "backward": 30.0, "reduction": 10.0, "update": 2.0, "step": 44.0, **changes}
+
+
+class _Event:
+    """An event of a GPU, which has reached it once the host has waited for the GPU."""
+
+    recorded: ClassVar[list["_Event"]] = []
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.is_reached = False
+
+    def record(self) -> None:
+        self.recorded.append(self)
+
+    def elapsed_time(self, end: "_Event") -> float:
+        if not (self.is_reached and end.is_reached):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return 5.0
+
+
+def test_on_a_gpu_no_time_is_taken_to_an_event_that_it_has_not_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def synchronize() -> None:
+        for event in _Event.recorded:
+            event.is_reached = True
+
+    said: list[str] = []
+    profiler = SimpleNamespace(start=str, stop=str, events=list, export_chrome_trace=str)
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: profiler)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    context = SimpleNamespace(device=torch.device("cuda", 0), rank=0, is_main=True, gather=lambda value: [value])
+    run: Any = SimpleNamespace(
+        parameters=SimpleNamespace(profile=SimpleNamespace(steps=(2, 2))), folder=tmp_path, context=context,
+        run_log=SimpleNamespace(write=lambda *_, **__: None, print=said.append, warn=said.append),
+    )  # fmt: skip
+    profile = StepProfile(run)
+    profile.begin(2)
+    with profile.part("update"):
+        pass
+    profile.end(2)
+    assert "update 5.0" in said[0] and "step 5.0" in said[0]
 
 
 def test_the_slowest_rank_is_the_one_that_waits_least() -> None:
