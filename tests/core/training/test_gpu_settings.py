@@ -25,16 +25,20 @@ from terakoya_plugins.objectives.masked_lm import MaskedLM
 
 
 def test_the_memory_of_a_gpu_grows_in_place_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has read the environment by then: the start of a run has asked the card whether it has bf16."""
+    told: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
     for name in gpu_allocator.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     gpu_allocator.let_segments_grow()
-    assert "PYTORCH_ALLOC_CONF" not in gpu_allocator.os.environ
+    assert "PYTORCH_ALLOC_CONF" not in gpu_allocator.os.environ and not told
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # restored afterwards
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     gpu_allocator.let_segments_grow()
     assert gpu_allocator.os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert told == ["expandable_segments:True"]
 
 
 @pytest.mark.slow
