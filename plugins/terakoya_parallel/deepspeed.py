@@ -33,6 +33,7 @@ from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_sh
 from terakoya.training.model.module_parts import saved_values
 from terakoya_parallel.deepspeed_setup import (
     deepspeed_config,
+    find_local_rank,
     import_deepspeed,
     launcher_variables,
     local_rank_variable,
@@ -101,7 +102,7 @@ class DeepSpeedEngine:
         names = {id(value): name for name, value in self.trainable.items()}
         seen_whole = whole_names(optimizer, self.optimizer.param_groups, names) if zero_stage else ()
         elements = sum(value.numel() for value in self.trainable.values())
-        self.local_rank = context.topology.processes[context.rank].local_rank
+        self.local_rank = find_local_rank(context)
         with launcher_variables(context.rank, context.world_size, self.local_rank):
             self.wrapped, *_ = import_deepspeed().initialize(
                 model=self.module, optimizer=self.optimizer, config=deepspeed_config(inputs, elements)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from terakoya.config.deepspeed import BUCKET, PERSISTENCE_THRESHOLD, merge_configs
+from terakoya.distributed.context import DistributedContext
 from terakoya.errors import import_extra
 from terakoya.training.engines.inputs import EngineInputs
 
@@ -114,9 +115,17 @@ def environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def find_local_rank(context: DistributedContext) -> int:
+    """Returns what DeepSpeed takes both for this process's number on its host and for that of its GPU. It is the latter
+    where both differ: a process may see its own GPU alone, as with srun's --gpus-per-task."""
+    index = context.device.index
+    return context.topology.processes[context.rank].local_rank if index is None else index
+
+
 def local_rank_variable(local_rank: int) -> contextlib.AbstractContextManager[None]:
     """Sets LOCAL_RANK while the context is open: the one variable that DeepSpeed reads in every step."""
-    return contextlib.nullcontext() if "LOCAL_RANK" in os.environ else environment(LOCAL_RANK=str(local_rank))
+    own = str(local_rank)
+    return contextlib.nullcontext() if os.environ.get("LOCAL_RANK") == own else environment(LOCAL_RANK=own)
 
 
 def _free_port() -> int:
