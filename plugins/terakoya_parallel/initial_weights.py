@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from terakoya.distributed.context import DistributedContext
 from terakoya.toolkit.deferred_tensors import DeferredTensors
 from terakoya.training.model.module_parts import named_values
+from terakoya.training.step_health import wait_for_device
 from terakoya_parallel.fsdp_groups import local_values
 from terakoya_parallel.tensor_part import TensorPart
 
@@ -63,6 +64,10 @@ class InitialWeights:
             whole = torch.empty_like(value, device=self.context.device)
         on_device = whole.to(self.context.device).contiguous()
         dist.broadcast(on_device, src=0)
+        if on_device.is_cuda:
+            # NCCL counts the time of a broadcast from its beginning here, and rank 0 may be many weights behind
+            (arrived := torch.cuda.Event()).record()
+            wait_for_device(arrived)
         if not value.is_meta and on_device is not whole:
             whole.copy_(on_device)
         return on_device
