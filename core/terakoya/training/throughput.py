@@ -92,9 +92,9 @@ def create_throughput(
 
 
 def peak_tflops(name: str) -> float | None:
-    """Returns the peak of the device `name` in TFLOP/s; None where it is not in the table."""
+    """Returns the peak of the device `name` in TFLOP/s; None where it is not in the table, or part of a card (MIG)."""
     words = set(re.findall(r"[A-Z0-9]+", name.upper()))
-    return next((peak for device_words, peak in PEAK_TFLOPS if device_words <= words), None)
+    return next((peak for known, peak in PEAK_TFLOPS if known <= words and "MIG" not in words), None)
 
 
 def _mean_context(source: RowSource) -> float:

@@ -33,6 +33,7 @@ def test_rates_are_of_the_whole_run_and_tflops_per_device() -> None:
         ("NVIDIA L40S", 362.0),
         ("NVIDIA GeForce RTX 4090", 165.2),
         ("Tesla T4", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("cpu", None),
     ],
 )
