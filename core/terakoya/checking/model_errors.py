@@ -11,7 +11,7 @@ from terakoya.checking.model_check import check_memory, check_model
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
-from terakoya.distributed.rank_watch import is_communication_error
+from terakoya.distributed.rank_watch import find_communication_error
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.training.model.determinism import explain_refusals
@@ -37,6 +37,6 @@ def explain_model_errors(parameters: Parameters, vocabulary: Vocabulary, context
     except (OSError, UserError):
         raise
     except Exception as error:
-        if not is_communication_error(error):
+        if find_communication_error(error) is None:
             check_model(parameters, vocabulary)
         raise

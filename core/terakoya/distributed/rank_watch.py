@@ -13,6 +13,8 @@ from terakoya.errors import RankLostError
 
 COMMUNICATION_ERRORS = re.compile(r"gloo|nccl|ProcessGroup|Connection (closed|reset)|Broken pipe|[Tt]imed out", re.I)
 """What torch's errors say where the cause may be another rank. Only some have a class of their own."""
+USAGE = "ncclInvalidUsage"
+"""What NCCL says where the cause is no other rank."""
 
 
 class RankWatch(Protocol):
@@ -42,18 +44,14 @@ class RankWatch(Protocol):
         on this rank, which the others then hear of."""
 
 
-def is_communication_error(error: BaseException) -> bool:
-    """Whether `error` may come of another rank that hangs or is gone."""
-    return find_communication_error(error) is not None
-
-
 def find_communication_error(error: BaseException | None) -> BaseException | None:
     """Returns the first that may come of another rank among `error` and those that it was raised from: a pipeline wraps
-    what a stage raises, and does not repeat its text."""
+    what a stage raises, and does not repeat its text. NCCL's refusal of a wrong usage, such as two ranks on one GPU, is
+    no such error."""
     while error is not None and not isinstance(error, dist.DistError):
         if not isinstance(error, RuntimeError):
             return None
         if COMMUNICATION_ERRORS.search(str(error)):
             return error
         error = error.__cause__
-    return error
+    return None if USAGE in str(error) else error

@@ -21,7 +21,7 @@ from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.distributed import nccl_algorithms
 from terakoya.distributed.context import DistributedContext
-from terakoya.distributed.rank_watch import is_communication_error
+from terakoya.distributed.rank_watch import find_communication_error
 from terakoya.distributed.signals import StopRequest
 from terakoya.distributed.topology import LaunchInfo, describe_lost_nodes
 from terakoya.errors import Stopped, describe_error
@@ -179,7 +179,7 @@ def _cause(
     """Returns the error to report for `raised`: that another rank hangs or is gone, where that is the cause of it."""
     if context.heartbeat is None:
         return raised
-    if stop.signal and trainer is not None and not trainer.step_log.step_seconds and is_communication_error(raised):
+    if stop.signal and trainer is not None and not trainer.step_log.step_seconds and find_communication_error(raised):
         return Stopped(f"stopped by {stop.signal} before the first step; the same command continues the run")
     return context.heartbeat.explain(raised) or raised
 

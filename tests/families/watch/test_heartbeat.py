@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import toy
 
-from terakoya.distributed.rank_watch import is_communication_error
+from terakoya.distributed.rank_watch import find_communication_error
 from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
 from terakoya.training import step_health
@@ -287,17 +287,25 @@ def test_a_collective_is_called_by_its_name() -> None:
     assert set(places) == {("get_world_size", True)}
 
 
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94"
+
+
 @pytest.mark.parametrize(
     ("error", "is_one"),
     [
         (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1"), True),
         (RuntimeError("NCCL error: unhandled system error"), True),
+        (dist.DistBackendError(f"{NCCL}, unhandled system error\nncclSystemError: ..."), True),
+        (
+            dist.DistBackendError(f"{NCCL}, invalid usage\nncclInvalidUsage: ...\nDuplicate GPU detected : rank 1"),
+            False,
+        ),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("Connection closed by peer"), False),
     ],
 )
 def test_which_errors_may_come_of_another_rank(error: Exception, is_one: bool) -> None:
-    assert is_communication_error(error) is is_one
+    assert (find_communication_error(error) is not None) is is_one
 
 
 def test_what_a_pipeline_raises_of_a_lost_connection_comes_of_another_rank() -> None:
@@ -308,10 +316,10 @@ def test_what_a_pipeline_raises_of_a_lost_connection_comes_of_another_rank() -> 
         error.__cause__ = cause
         return error
 
-    assert is_communication_error(raised_from(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed")))
-    assert is_communication_error(raised_from(dist.DistBackendError("NCCL error")))
-    assert not is_communication_error(raised_from(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
-    assert not is_communication_error(raised_from(UserError("the mail server: Connection closed")))
+    assert find_communication_error(raised_from(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed")))
+    assert find_communication_error(raised_from(dist.DistBackendError("NCCL error")))
+    assert find_communication_error(raised_from(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))) is None
+    assert find_communication_error(raised_from(UserError("the mail server: Connection closed"))) is None
 
 
 @pytest.mark.parametrize(
