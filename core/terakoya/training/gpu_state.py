@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+UNKNOWN = (ImportError, OSError, RuntimeError, AssertionError)
+"""What torch raises where NVIDIA's library is not installed, or does not know a value of this card; the library's own
+errors, which are called NVMLError, are derived from Exception."""
+
 
 def gpu_values(device: torch.device) -> Mapping[str, float]:
     """Returns `gpu_memory`, the most that tensors took so far, in GB; `gpu_power`, in watts; and `gpu_temperature`,
@@ -24,8 +28,9 @@ def gpu_values(device: torch.device) -> Mapping[str, float]:
     for name, read in readings.items():
         try:
             values[name] = read()
-        except Exception:  # noqa: BLE001 - NVIDIA's library has errors of its own for what a card does not know
-            continue
+        except Exception as error:
+            if not (isinstance(error, UNKNOWN) or type(error).__name__.startswith("NVMLError")):
+                raise
     return values
 
 
