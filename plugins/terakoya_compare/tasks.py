@@ -98,6 +98,7 @@ def _outcomes(
     from terakoya_quality.finetuning.kinds import KINDS
     from terakoya_quality.finetuning.model import finished_model
     from terakoya_quality.finetuning.search import Callbacks, TrainedOnce, search
+    from terakoya_quality.finetuning.suites import bundled_suites
 
     scored: list[tuple[Task[Any], Sequence[Any], Sequence[Feature], Sequence[np.ndarray]]] = []
     trained: dict[tuple[float, int, int], list[Any]] = {}
@@ -119,10 +120,9 @@ def _outcomes(
             scored.clear()
             shown.report(each)
 
-        settings = task.settings(tuning)
-        result = search(
-            folder, Recorded, sets, settings, use=use, shorten=True, watch=Callbacks(report, shown.progress)
-        )
+        settings, suit = task.settings(tuning), task.suite in bundled_suites().values()
+        watch = Callbacks(report, shown.progress)
+        result = search(folder, Recorded, sets, settings, use=use, shorten=True, suit=suit, watch=watch)
     outcomes = Outcomes()
     for seed in range(1, settings.seeds + 1):
         of_set = next(answered for name, answered in trained[*result.chosen, seed] if name == compared)

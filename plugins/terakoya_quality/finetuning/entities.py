@@ -40,6 +40,7 @@ class NamedEntities(Task[TaggedText]):
     auto_class = "AutoModelForTokenClassification"
     forms = (("tokens", "tagged words"), ("spans", "spans"))
     parts = (("spans", "span"),)
+    suits_muon = False
     needs_offsets = True
 
     def __init__(self, train: Sequence[Row]) -> None:

@@ -57,7 +57,10 @@ class FinetuneOptions:
             help="Peak learning rate; several are tried. Default: 5e-5 for 110 M parameters, more for fewer.",
         ),
     ] = ()
-    epochs: Annotated[Sequence[int], typer.Option(help="Epochs; several are tried. Default: 3.")] = (3,)
+    epochs: Annotated[
+        Sequence[int],
+        typer.Option(help="Epochs; several are tried. Default: 3, and up to 20 for less than 500 steps."),
+    ] = ()
     seeds: Annotated[int, typer.Option(min=1, help="Train the best setting with this many seeds.")] = 1
     batch_size: Annotated[int, typer.Option(min=1, help="Examples of a step.")] = 32
     max_length: Annotated[
@@ -73,7 +76,8 @@ class FinetuneOptions:
         typer.Option(
             parser=str,
             metavar="NAME",
-            help="An optimizer, or as JSON its type and settings. Default: adamw; below 10 M parameters muon.",
+            help="An optimizer, or as JSON its type and settings. Default: adamw; without --learning-rate, below 10 M "
+            "parameters, and but for ner muon.",
         ),
     ] = None
     schedule: Annotated[
@@ -106,7 +110,7 @@ class FinetuneOptions:
         from terakoya_quality.finetuning.settings import TuningSettings
 
         given = {name: getattr(self, name) for name in TuningSettings.model_fields}
-        given["learning_rates"] = given["learning_rates"] or None
+        given |= {name: given[name] or None for name in ("learning_rates", "epochs")}
         try:
             return TuningSettings(**given)
         except ValidationError as error:

@@ -20,7 +20,7 @@ from terakoya_quality.finetuning import loop
 from terakoya_quality.finetuning.metrics import mean_and_interval
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row
-from terakoya_quality.finetuning.settings import LONGEST, MUON, TuningSettings, muon_rate, suited_rate
+from terakoya_quality.finetuning.settings import LONGEST, MUON, TuningSettings, muon_rate, suited_epochs, suited_rate
 from terakoya_quality.finetuning.task import Feature, Task, TextEncoder
 
 Scores = Mapping[str, float]
@@ -158,7 +158,7 @@ def search(
     tokenizer = load_fast_tokenizer(folder, trust=use.trust, needs_offsets=task.needs_offsets)
     with torch.random.fork_rng(devices=[use.device] if use.device.type == "cuda" else []):
         model = load_with_head(folder, task, seed=1, trust=use.trust)
-        settings = _with_rates(settings, model.num_parameters(), suit=suit)
+        settings = _with_rates(settings, model.num_parameters(), suits_muon=task.suits_muon, suit=suit)
         settings = settings.model_copy(
             update={"max_length": longest_input(model, settings.max_length, default=LONGEST, shorten=shorten)}
         )
@@ -199,7 +199,8 @@ def search(
                 return best
             return trained, {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
 
-        for rate, epochs in itertools.product(settings.learning_rates or (), settings.epochs):
+        tried = settings.epochs or (suited_epochs(math.ceil(len(features["train"]) / settings.batch_size)),)
+        for rate, epochs in itertools.product(settings.learning_rates or (), tried):
             best = train_once(rate, epochs, 1)
         assert best is not None
         chosen = (best[0].learning_rate, best[0].epochs)
@@ -235,14 +236,15 @@ def _warn_of_remembered(features: Mapping[str, Sequence[Feature]], examples: Map
             )  # fmt: skip
 
 
-def _with_rates(settings: TuningSettings, parameters: int, *, suit: bool) -> TuningSettings:
+def _with_rates(settings: TuningSettings, parameters: int, *, suits_muon: bool, suit: bool) -> TuningSettings:
     """Returns the settings for a model of so many `parameters`; warns where it is small and gets AdamW with the rates
     of large ones, or with `suit` had got them."""
-    given, suited = settings.for_model(parameters), suited_rate(parameters)
+    given, suited = settings.for_model(parameters, suits_muon=suits_muon), suited_rate(parameters)
     if given.optimizer != {"type": "adamw"} or (highest := max(given.learning_rates or ())) >= suited / 2:
         return given
     if suit:
-        better = settings.model_copy(update={"optimizer": None, "learning_rates": None}).for_model(parameters)
+        own = settings.model_copy(update={"optimizer": None, "learning_rates": None})
+        better = own.for_model(parameters, suits_muon=suits_muon)
         assert better.optimizer is not None and better.learning_rates is not None, "both are chosen"
         logger.warning(
             "%.1f M parameters learn little with a rate of %g, which is for larger models: %s with %g is taken; "
@@ -251,7 +253,7 @@ def _with_rates(settings: TuningSettings, parameters: int, *, suit: bool) -> Tun
         )  # fmt: skip
         return better
     option = f"--learning-rate {suited:g}"
-    if of_muon := muon_rate(parameters):
+    if suits_muon and (of_muon := muon_rate(parameters)):
         option = f"--optimizer '{json.dumps(MUON)}' --learning-rate {of_muon:g}"
     logger.warning(
         "%.1f M parameters learn little with a rate of %g: such a small model needs about %s",

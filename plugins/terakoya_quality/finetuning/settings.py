@@ -41,6 +41,17 @@ def muon_rate(parameters: int) -> float | None:
     return next((rate for below, rate in MUON_RATES.items() if parameters < below), None)
 
 
+FEWEST_EPOCHS, MOST_EPOCHS, FEWEST_STEPS = 3, 20, 500
+"""Epochs at least and at most, and the steps that few examples are repeated for in between: where a rate is warmed up
+and falls within 40 steps, hardly anything is learned (docs/how-to/quality.md; Mosbach et al. 2021, arXiv:2006.04884,
+train BERT for 20 epochs on few examples)."""
+
+
+def suited_epochs(steps: int) -> int:
+    """Returns a number of epochs where each has so many steps."""
+    return min(MOST_EPOCHS, max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / steps)))
+
+
 def suited_rate(parameters: int) -> float:
     """Returns a learning rate of AdamW for a model of so many parameters: that of a BERT base, 5e-5 for 110 million,
     divided by the square root of its size relative to that.
@@ -59,8 +70,9 @@ class TuningSettings(BaseModel):
 
     learning_rates: tuple[Rate, ...] | None = Field(default=None, min_length=1)
     """Peak learning rates; null is one that suits the model's size, see `for_model`."""
-    epochs: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3,), min_length=1)
-    """Numbers of times that the training examples are seen."""
+    epochs: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=1)
+    """Numbers of times that the training examples are seen; null is one that suits how many there are: 3, and up to 20
+    for less than 500 steps."""
     seeds: int = Field(default=1, ge=1)
     """Number of seeds, 1 to this: of the head's first weights, the order of examples, and dropout."""
     batch_size: int = Field(default=32, ge=1)
@@ -75,7 +87,8 @@ class TuningSettings(BaseModel):
     """Weight decay, of matrices alone; of an optimizer that has it and none of its own in `optimizer`."""
     optimizer: Named | None = None
     """An optimizer of `terakoya plugins list`: its name, or an object with its `type` and settings. Null is AdamW, but
-    for models of less than 10 million parameters Muon, where no learning rate is given."""
+    for models of less than 10 million parameters Muon, where no learning rate is given and texts have labels, not their
+    tokens."""
     schedule: Named | None = None
     """A schedule in the same way, with `warmup_ratio` where it names no other warm-up; null is a linear warm-up from 0
     and a linear way down to 0, as in the scripts of BERT and GLUE."""
@@ -89,12 +102,13 @@ class TuningSettings(BaseModel):
             raise ValueError(str(error)) from None
         return self
 
-    def for_model(self, parameters: int) -> TuningSettings:
-        """Returns the settings for a model of so many parameters, with an optimizer and rates. Raises UserError for an
-        optimizer without a rate, but for AdamW and, of small models, Muon."""
+    def for_model(self, parameters: int, *, suits_muon: bool = True) -> TuningSettings:
+        """Returns the settings for a model of so many parameters, with an optimizer and rates; `suits_muon` says
+        whether the task is one that small models learn best with it. Raises UserError for an optimizer without a rate,
+        but for AdamW and, of small models, Muon."""
         optimizer, rates, of_muon = self.optimizer, self.learning_rates, muon_rate(parameters)
         if optimizer is None:
-            optimizer = MUON if rates is None and of_muon else {"type": "adamw"}
+            optimizer = MUON if rates is None and of_muon and suits_muon else {"type": "adamw"}
         if rates is None and optimizer["type"] == "muon" and of_muon:
             rates = (of_muon,)
         elif rates is None and optimizer["type"] in ("adamw", "stable_adamw"):

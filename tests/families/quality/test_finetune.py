@@ -34,7 +34,7 @@ from terakoya_quality.finetuning.answers import Answers
 from terakoya_quality.finetuning.entities import NamedEntities, TaggedText, _token_tags, _without_spaces
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, pad_id, write_model
 from terakoya_quality.finetuning.rows import Row
-from terakoya_quality.finetuning.settings import TuningSettings
+from terakoya_quality.finetuning.settings import MOST_EPOCHS, TuningSettings, suited_epochs
 from terakoya_quality.finetuning.similarity import TextVectors
 from terakoya_quality.finetuning.task import IGNORED, TextEncoder, sorted_labels
 from terakoya_quality.finetuning.texts import Classification
@@ -100,6 +100,28 @@ def test_small_models_get_muon(parameters: float, given: Any, optimizer: str, ra
     settings = TuningSettings(**given).for_model(int(parameters))
     assert settings.optimizer is not None and settings.optimizer["type"] == optimizer
     assert settings.learning_rates == (rate,)
+
+
+def test_small_models_learn_names_with_adamw(model: Path, tmp_path: Path) -> None:
+    settings = TuningSettings().for_model(int(3.9e6), suits_muon=NamedEntities.suits_muon)
+    assert settings.optimizer == {"type": "adamw"} and settings.learning_rates == (2.7e-4,)
+    rows = [{"tokens": WORDS[:3], "tags": ["B-X", "O", "O"]}] * 2
+    file = write(tmp_path / "t.jsonl", rows)
+    result = finetune(model, tmp_path / "out", task="ner", train=file, eval=file, epochs=(1,))
+    assert result.as_json()["settings"]["optimizer"]["type"] == "adamw"
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(1, 20), (60, 9), (167, 3), (5000, 3)])
+def test_few_examples_are_seen_more_often(steps: int, epochs: int) -> None:
+    assert suited_epochs(steps) == epochs
+
+
+def test_without_epochs_there_are_as_many_as_the_examples_want(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "t.jsonl", classified(8, 1))
+    done: list[tuple[int, int]] = []
+    options: dict[str, Any] = {"task": "classification", "train": file, "eval": file, "batch_size": 4}
+    result = finetune(model, tmp_path / "out", **options, progress=lambda *each: done.append(each))
+    assert result.chosen[1] == MOST_EPOCHS and done[-1] == (2 * MOST_EPOCHS, 2 * MOST_EPOCHS)
 
 
 def test_without_a_rate_a_model_gets_the_one_of_its_size_and_is_told_of_one_that_is_too_low(
