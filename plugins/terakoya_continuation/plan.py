@@ -17,7 +17,14 @@ from terakoya.errors import UserError
 from terakoya.log import plural, translated
 from terakoya_continuation.fit import Fit
 from terakoya_continuation.published import OBJECTIVES, Kind, PublishedModel
-from terakoya_planning.choosing import LEAST_STEPS_BETWEEN, Candidate, Choice, Machine, least_rows
+from terakoya_planning.choosing import (
+    LEAST_STEPS_BETWEEN,
+    VALIDATION_SHARE,
+    Candidate,
+    Choice,
+    Machine,
+    least_rows,
+)
 from terakoya_planning.corpus_facts import CorpusFacts
 from terakoya_planning.new_pipeline import FEW_DOCUMENTS, held_out_share
 from terakoya_planning.speed import describe_hours
@@ -243,9 +250,10 @@ def _comments(
         f"{model.length:,} tokens: {seen}. Predicted: {translated(describe_hours(choice.hours))} on {machine.name}, "
         f"{translated(estimated.speed.said)}.",
         "parameters.precision": machine.explain_precision(),
-        "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
-        "apart.",
-        "parameters.evaluation": "Before the first step it measures the model as it was, then after each tenth of "
-        f"the run, each twentieth of a long one, at least {LEAST_STEPS_BETWEEN} steps apart.",
+        "parameters.checkpoint": "A checkpoint after each tenth of the run and at least every half-hour, but at least "
+        f"{LEAST_STEPS_BETWEEN} steps apart.",
+        "parameters.evaluation": "Before the first step it measures the model as it was, then after each tenth of the "
+        "run, each twentieth of a long one, and at least every half-hour where that takes no more than "
+        f"{VALIDATION_SHARE:.0%} of the time, but at least {LEAST_STEPS_BETWEEN} steps apart.",
         "training_processes": "One for each GPU.",
     }

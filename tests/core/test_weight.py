@@ -14,7 +14,7 @@ import terakoya
 CORE = Path(terakoya.__file__).parent
 SOURCES = {file: file.read_text(encoding="utf-8") for file in CORE.rglob("*.py")}
 
-LINES = 37_520
+LINES = 37_542
 LONG_SIGNATURES = 3
 """Functions with 8 parameters or more: the interface that Transformers has for attention."""
 FILES_THAT_NAME = {

@@ -76,8 +76,8 @@ class FinetuneOptions:
         typer.Option(
             parser=str,
             metavar="NAME",
-            help="An optimizer, or as JSON its type and settings. Default: adamw; without --learning-rate, below 10 M "
-            "parameters, and but for ner muon.",
+            help="An optimizer, or as JSON its type and settings. Default: adamw; but for ner, and without a rate, "
+            "below 10 M muon.",
         ),
     ] = None
     schedule: Annotated[

@@ -95,7 +95,7 @@ class Task(ABC, Generic[Example]):
     parts: ClassVar[Sequence[tuple[str, str]]] = ()
     """A column with a list of objects, and their kind in `KNOWN`."""
     suits_muon: ClassVar[bool] = True
-    """Whether small models learn it best with Muon: with AdamW where each token has a label (docs/how-to/quality.md)."""
+    """Whether small models learn it best with Muon, as labels of texts and not of tokens (docs/how-to/quality.md)."""
     needs_offsets: ClassVar[bool] = False
     """Whether the tokenizer must say which characters a token is."""
 
