@@ -56,8 +56,9 @@ from terakoya.toolkit.formats import transformers_folder
 
 SPEED_STEPS, GPU_SPEED_STEPS = 20, 100
 """Steps that tell the speed, on a CPU and on a GPU."""
-GPU_WARM_UP = 10
-"""The first steps on a GPU, which do not count: the model is compiled in them."""
+WARM_UP, GPU_WARM_UP = 5, 10
+"""The first steps, which tell no speed: memory is found in them. On a GPU they do not count at all, as the model is
+compiled in them."""
 GPU_LOADERS = 4
 """Processes that mask the peer's batches beside a GPU: one is slower than the card."""
 
@@ -132,7 +133,7 @@ def train_ours(raw: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     short = {**raw, "schedule": {"type": "constant"}, "checkpoint": {"model": "never"}, "trackers": []}
     short.pop("evaluation", None)
     count = GPU_SPEED_STEPS if arguments.gpu else SPEED_STEPS
-    tried = ours.train(0, short, steps=count, warm_up=GPU_WARM_UP if arguments.gpu else 1)
+    tried = ours.train(0, short, steps=count, warm_up=GPU_WARM_UP if arguments.gpu else WARM_UP)
     speed = count / sum(step.wall if arguments.gpu else step.cpu for step in tried.steps)
     steps = max(1, int(arguments.seconds * speed))
     print(f"{speed:.3f} steps a second: {steps:,} steps", flush=True)
@@ -178,7 +179,7 @@ def train(raw: Mapping[str, Any], arguments: argparse.Namespace) -> None:
         )
         return clock.seconds
 
-    warm_up, count = (GPU_WARM_UP, GPU_SPEED_STEPS) if arguments.gpu else (0, SPEED_STEPS)
+    warm_up, count = (GPU_WARM_UP, GPU_SPEED_STEPS) if arguments.gpu else (WARM_UP, SPEED_STEPS)
     with tempfile.TemporaryDirectory() as temporary:
         kept = arguments.checkpoints or Path(temporary) / "run"
         kept.mkdir(parents=True, exist_ok=True)
@@ -190,9 +191,10 @@ def train(raw: Mapping[str, Any], arguments: argparse.Namespace) -> None:
             print(f"{count / tried:.3f} steps a second: {steps:,} steps", flush=True)
             plan.write_text(json.dumps(steps), encoding="utf-8")
         steps = json.loads(plan.read_text(encoding="utf-8"))
-        seconds = trained(model, steps, kept, keep=arguments.checkpoints is not None, warm_up=warm_up)
+        left_out = warm_up if arguments.gpu else 0
+        seconds = trained(model, steps, kept, keep=arguments.checkpoints is not None, warm_up=left_out)
     tokens = steps * arguments.batch_size * raw["data"]["sequence_length"]
-    print(f"{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} s{' but for the first steps' if warm_up else ''}")
+    print(f"{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} s{' but for the first steps' if left_out else ''}")
     transformers_folder.write(model, store.tokenizer_folder, arguments.out)
 
 
