@@ -96,7 +96,7 @@ def test_our_run_takes_the_steps_that_fit(
     for further in ([], ["--gpu"]):
         assert showcase.main(["ours", str(parameters), "--seconds", "9", "--out", str(tmp_path / "run"), *further]) == 7
     assert [command[-1] for command in commands] == ["max_steps=4", "max_steps=36"]
-    assert [each["warm_up"] for each in tried] == [1, showcase.GPU_WARM_UP]
+    assert [each["warm_up"] for each in tried] == [showcase.WARM_UP, showcase.GPU_WARM_UP]
     assert [each["steps"] for each in tried] == [showcase.SPEED_STEPS, showcase.GPU_SPEED_STEPS]
     assert not any("evaluation" in each["raw"] for each in tried)
 
