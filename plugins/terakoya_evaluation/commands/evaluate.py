@@ -76,9 +76,12 @@ def show(
         typer.echo(text)
         return
     _show(evaluation, more)
-    if kind_of(options.source) == "Transformers model":
+    kind = kind_of(options.source)
+    if kind == "Transformers model":
         carried = () if options.out is None or is_kept else ("--evaluation", options.out)
         next_command.show(*next_command.upload_words(options.source, *carried))
+    elif kind == "run":
+        next_command.after_training(options.source)
     else:
         next_command.show(*next_command.export_words(options.source))
 

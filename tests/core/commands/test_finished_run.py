@@ -41,6 +41,7 @@ def test_a_finished_run_says_that_it_is_finished_and_how_it_continues(
     monkeypatch.delenv("TERAKOYA_LANG")
     export(Path("work/run"), Path("work/model"))
     assert "next: terakoya try work/model" in train(capsys)
+    assert "next: terakoya try work/model" in call(capsys, "evaluate", "work/run", "--data", str(store))[2]
     longer = train(capsys, "--set", "max_steps=3")
     assert "is finished" not in longer, "it continues"
     assert longer.endswith("next: terakoya export work/run --out work/model-2\n"), "the model is of an older step"
