@@ -263,6 +263,18 @@ def test_models_are_compared_after_the_same_fine_tuning(models: list[Path], tmp_
     assert found[0]["method"] == "exact sign flips" and found[1]["method"] == "paired t"
 
 
+def test_small_models_get_rates_that_suit_them_in_a_bundled_suite(
+    models: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in `evaluate --tasks`: the suite's are those of 110 million parameters."""
+    for name, seed in (("train", 1), ("valid", 2)):
+        rows = [{"sentence": each["text"], "label": each["label"]} for each in classified(8, seed)]
+        write(tmp_path / f"jcola-v1.0/in_domain_{name}-v1.0.json", rows)
+    compare(models, tasks=["jcola"], data=tmp_path, seeds=1)
+    told = [record.getMessage() for record in caplog.records if "is taken" in record.getMessage()]
+    assert len(told) == len(models) and all("muon with 0.005 is taken" in each for each in told)
+
+
 def test_what_cannot_be_compared_is_refused(
     runs: list[Path], models: list[Path], texts: Path, store: Path, tmp_path: Path
 ) -> None:
