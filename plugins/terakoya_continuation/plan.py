@@ -26,7 +26,7 @@ from terakoya_planning.choosing import (
     least_rows,
 )
 from terakoya_planning.corpus_facts import CorpusFacts
-from terakoya_planning.new_pipeline import FEW_DOCUMENTS, held_out_share
+from terakoya_planning.new_pipeline import FEW_DOCUMENTS, explain_checkpoints, held_out_share
 from terakoya_planning.speed import describe_hours
 
 PASSES: Mapping[Kind, int] = {"masked": 10, "causal": 4}
@@ -250,8 +250,7 @@ def _comments(
         f"{model.length:,} tokens: {seen}. Predicted: {translated(describe_hours(choice.hours))} on {machine.name}, "
         f"{translated(estimated.speed.said)}.",
         "parameters.precision": machine.explain_precision(),
-        "parameters.checkpoint": "A checkpoint after each tenth of the run and at least every half-hour, but at least "
-        f"{LEAST_STEPS_BETWEEN} steps apart.",
+        "parameters.checkpoint": explain_checkpoints(),
         "parameters.evaluation": "Before the first step it measures the model as it was, then after each tenth of the "
         "run, each twentieth of a long one, and at least every half-hour where that takes no more than "
         f"{VALIDATION_SHARE:.0%} of the time, but at least {LEAST_STEPS_BETWEEN} steps apart.",
